@@ -1,0 +1,218 @@
+"""Weight coupling omega, gradient coupling rho, the head interaction matrix G = omega o rho and Gamma(G) = |G - I|_F.
+
+The only definition of these four (method.md section 2, the paper's where marked [P] there). One forward and one
+activation-only backward pass a batch: the gradient that reaches the output projection's input is g_{i,t} = W_i^T eta_t
+already, and each layer's gradient is reduced to small sums inside its hook, so memory does not grow with the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from analysis.heads import AttentionLayer, attention_layers, frozen, head_outputs
+
+COUPLINGS = ("paper", "invariant")
+GRADIENTS = ("token", "mean")
+_TOKENS_AT_ONCE = 4096  # bounds the float32 copy of a layer's gradient
+_HALF_LOSS_SCALE = 256.0  # float16 gradients below 6e-8 are lost; G does not depend on the scale
+
+
+# --- the formulas -------------------------------------------------------------------------------------------------
+
+
+def weight_gram(weights: Tensor, coupling: str = "paper") -> Tensor:
+    """Unnormalized weight coupling of a layer's heads, [n_heads, n_heads], float32.
+
+    `weights` is [n_heads, d_model, d_head]. "paper": <W_i, W_j>_F. "invariant": |W_i^T W_j|_F^2, which does not change
+    when a head's value basis is rotated (method.md section 2).
+    """
+    if coupling == "paper":
+        flat = weights.float().flatten(1)
+        return flat @ flat.T
+    return block_sum(_weight_cross(weights).square(), weights.shape[0])
+
+
+def _weight_cross(weights: Tensor) -> Tensor:
+    """W^T W over all heads' columns, [n_heads * d_head, n_heads * d_head]: block (i, j) is W_i^T W_j."""
+    columns = weights.float().permute(1, 0, 2).flatten(1)  # [d_model, n_heads * d_head]
+    return columns.T @ columns
+
+
+def block_sum(matrix: Tensor, n_heads: int) -> Tensor:
+    """Sum each of the n_heads x n_heads equal blocks of a square matrix, [n_heads, n_heads]."""
+    return matrix.unflatten(1, (n_heads, -1)).sum(-1).unflatten(0, (n_heads, -1)).sum(1)
+
+
+def gradient_gram(gradient: Tensor, n_heads: int) -> Tensor:
+    """sum_t <g_{i,t}, g_{j,t}>, float32 [n_heads, n_heads], of a gradient [tokens, n_heads * d_head] at the heads' outputs."""
+    total = gradient.new_zeros(n_heads, n_heads, dtype=torch.float32)
+    for part in gradient.split(_TOKENS_AT_ONCE):
+        heads = part.float().unflatten(1, (n_heads, -1)).transpose(0, 1).flatten(1)  # [n_heads, tokens * d_head]
+        total += heads @ heads.T
+    return total
+
+
+def invariant_gradient_gram(gradient: Tensor, weight_cross: Tensor, n_heads: int) -> Tensor:
+    """sum_t <u_{i,t}, u_{j,t}> with u_{i,t} = W_i g_{i,t}, float32 [n_heads, n_heads].
+
+    u is never formed: <W_i g_i, W_j g_j> summed over tokens is the sum of block (i, j) of W^T W o (sum_t g_t g_t^T).
+    """
+    moment = torch.zeros_like(weight_cross)
+    for part in gradient.split(_TOKENS_AT_ONCE):
+        part = part.float()
+        moment.addmm_(part.T, part)
+    return block_sum(moment.mul_(weight_cross), n_heads)
+
+
+def cosine(gram: Tensor) -> Tensor:
+    """Cosines from inner products, [..., n, n]: symmetric, in [-1, 1], unit diagonal, PSD.
+
+    A member of norm zero (a pruned head) has off-diagonals 0, and so has a matrix that this scales without bound.
+    """
+    norm = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    inverse = torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1.0), 0.0)
+    scaled = (inverse[..., :, None] * gram * inverse[..., None, :]).clamp(-1, 1)
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return torch.where(eye.bool(), eye, (scaled + scaled.mT) / 2)
+
+
+def head_interaction(omega: Tensor, rho: Tensor) -> Tensor:
+    """The head interaction matrix G = omega o rho, elementwise, [..., n_heads, n_heads]."""
+    return omega * rho
+
+
+def interaction_strength(G: Tensor) -> Tensor:
+    """Gamma(G) = |G - I|_F, [...]; 0 when no head is coupled to another, at most sqrt(H (H - 1))."""
+    return torch.linalg.matrix_norm(G - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
+
+
+# --- the measurement ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class InteractionSums:
+    """What one batch leaves behind; everything later is made of these.
+
+    Attributes
+    ----------
+    gradient : coupling -> float32 [layers, n_heads, n_heads] Gram sums for `gradient="token"`, or
+        [layers, n_heads, width] vector sums for `gradient="mean"` (width d_head for paper, d_model for invariant).
+    loss : summed next-token cross-entropy, nats.
+    tokens : number of predictions that the loss sums over.
+    """
+
+    gradient: dict[str, Tensor]
+    loss: float
+    tokens: int
+
+
+@dataclass
+class Meter:
+    """Measures batches on one model; holds what does not change between them.
+
+    Attributes
+    ----------
+    model : causal language model; it comes back exactly as it was after each batch.
+    couplings : which of `COUPLINGS` to sum. The invariant one needs W^T W of every layer, about the size of the output
+        projections in float32.
+    gradient : "token" sums over tokens of <g_i, g_j>; "mean" takes g_i from the token mean of eta.
+    layers : attention layers to measure, all by default.
+    """
+
+    model: nn.Module
+    couplings: Sequence[str] = ("paper",)
+    gradient: str = "token"
+    layers: Sequence[AttentionLayer] | None = None
+    weight_grams: dict[str, Tensor] = field(init=False)  # coupling -> [layers, n_heads, n_heads]
+
+    def __post_init__(self) -> None:
+        for value, allowed in [(self.gradient, GRADIENTS), *((coupling, COUPLINGS) for coupling in self.couplings)]:
+            if value not in allowed:
+                raise ValueError(f"{value!r} is not one of {', '.join(allowed)}.")
+        self.layers = attention_layers(self.model) if self.layers is None else list(self.layers)
+        self._weight_cross: dict[int, Tensor] = {}
+        grams: dict[str, list[Tensor]] = {coupling: [] for coupling in self.couplings}
+        with torch.no_grad():
+            for layer in self.layers:
+                weights = layer.head_weights()
+                for coupling in self.couplings:
+                    grams[coupling].append(weight_gram(weights, coupling).cpu())
+                if "invariant" in self.couplings and self.gradient == "token":
+                    self._weight_cross[layer.index] = _weight_cross(weights)
+        self.weight_grams = {coupling: torch.stack(rows) for coupling, rows in grams.items()}
+
+    def measure(self, batch: Mapping[str, Tensor], loss_scale: float | None = None) -> InteractionSums:
+        """One forward and one activation-only backward pass over a batch.
+
+        Parameters
+        ----------
+        batch : `input_ids` [rows, seq_len], optionally `attention_mask` (padding is 0) and `labels` (-100 is not predicted).
+        loss_scale : factor on the loss before the backward pass; G does not depend on it. By default 1, or for a
+            float16 model a power of two that is halved until the gradients are finite.
+        """
+        half = next(self.model.parameters()).dtype == torch.float16
+        scale = loss_scale or (_HALF_LOSS_SCALE if half else 1.0)
+        while True:
+            sums = self._pass(batch, scale)
+            if all(part.isfinite().all() for part in sums.gradient.values()) or not half or scale < 2**-24:
+                return sums
+            scale /= 2
+
+    def _pass(self, batch: Mapping[str, Tensor], scale: float) -> InteractionSums:
+        rows: dict[str, dict[int, Tensor]] = {coupling: {} for coupling in self.couplings}
+        mask = batch.get("attention_mask")
+        valid = None if mask is None or bool(mask.all()) else mask.bool()
+
+        def reduce(layer: AttentionLayer, gradient: Tensor) -> None:
+            gradient = gradient.flatten(0, 1) if valid is None else gradient[valid.to(gradient.device)]
+            for coupling in self.couplings:
+                rows[coupling][layer.index] = self._reduce(layer, gradient, coupling).cpu()
+
+        def watch(layer: AttentionLayer, z: Tensor) -> Tensor:
+            if not z.requires_grad:  # the first measured layer: nothing below it needs a gradient
+                z = z.detach().requires_grad_(True)
+            z.register_hook(lambda gradient: reduce(layer, gradient))
+            return z
+
+        with frozen(self.model), head_outputs(self.layers, watch), torch.enable_grad():
+            loss, tokens = causal_loss(self.model, batch)
+            (loss * scale).backward()
+        stacked = {
+            coupling: torch.stack([per_layer[layer.index] for layer in self.layers]) for coupling, per_layer in rows.items()
+        }
+        return InteractionSums(stacked, float(loss.detach()), tokens)
+
+    def _reduce(self, layer: AttentionLayer, gradient: Tensor, coupling: str) -> Tensor:
+        if self.gradient == "mean":
+            total = layer.split_heads(gradient.float().sum(0))  # [n_heads, d_head]; the mean up to a factor
+            return total if coupling == "paper" else torch.einsum("hdk,hk->hd", layer.head_weights(), total)
+        if coupling == "paper":
+            return gradient_gram(gradient, layer.n_heads)
+        return invariant_gradient_gram(gradient, self._weight_cross[layer.index], layer.n_heads)
+
+
+def causal_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """Next-token cross-entropy in nats, *summed* over valid predictions, float32, and their number.
+
+    A prediction is valid when its label is not padding (attention_mask 0) and not -100. Summed, so that sums over batches
+    do not depend on how the text is cut into batches.
+    """
+    device = next(model.parameters()).device
+    inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+    labels = batch.get("labels", batch["input_ids"])
+    if "attention_mask" in batch:
+        labels = labels.masked_fill(batch["attention_mask"] == 0, -100)
+    logits = model(**inputs, use_cache=False).logits[:, :-1]
+    targets = labels[:, 1:].to(logits.device)
+    loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    return loss, int((targets != -100).sum())
+
+
+def rows_to_batches(rows: Tensor, batch_size: int) -> Iterable[dict[str, Tensor]]:
+    """Cut token rows [rows, seq_len] into batches of at most `batch_size` rows."""
+    return [{"input_ids": part} for part in rows.split(batch_size)]
