@@ -18,6 +18,7 @@ from analysis import interaction
 from analysis.workspace import atomic_path
 
 FORMAT = 1
+_SHOWN = ("coupling", "gradient", "n_kv_heads")
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,9 +163,7 @@ class InteractionResult:
             "batch_tokens": self.batch_tokens,
             "batch_loss": self.batch_loss,
             "provenance": np.array(json.dumps(self.provenance, sort_keys=True, allow_nan=False)),
-            "shown": np.array(
-                json.dumps({"format": FORMAT, "coupling": self.coupling, "gradient": self.gradient, "n_kv_heads": self.n_kv_heads})
-            ),
+            "shown": np.array(json.dumps({"format": FORMAT} | {name: getattr(self, name) for name in _SHOWN})),
         }
         for name in self.couplings:
             arrays[f"weight_gram_{name}"] = self.weight_grams[name]
@@ -194,9 +193,7 @@ class InteractionResult:
                 raise ValueError(f"its format {shown['format']} is newer than this program's {FORMAT}; update the program")
             result = InteractionResult(
                 layers=arrays["layers"],
-                n_kv_heads=shown["n_kv_heads"],
-                coupling=shown["coupling"],
-                gradient=shown["gradient"],
+                **{name: shown[name] for name in _SHOWN},
                 weight_grams=_by_coupling(arrays, "weight_gram_"),
                 gradient_sums=_by_coupling(arrays, "gradient_sums_"),
                 batch_tokens=arrays["batch_tokens"],
@@ -236,9 +233,11 @@ def merge(results: Sequence[InteractionResult]) -> InteractionResult:
     first = results[0]
     for other in results[1:]:
         for name in ("model", "adapter"):
-            if first.provenance[name] != other.provenance[name]:
-                raise ValueError(f"results of different {name}s cannot be merged: {first.provenance[name]} and {other.provenance[name]}.")
-        if (first.gradient, first.couplings) != (other.gradient, other.couplings) or not np.array_equal(first.layers, other.layers):
+            mine, theirs = first.provenance[name], other.provenance[name]
+            if mine != theirs:
+                raise ValueError(f"results of different {name}s cannot be merged: {mine} and {theirs}.")
+        same = (first.gradient, first.couplings) == (other.gradient, other.couplings)
+        if not same or not np.array_equal(first.layers, other.layers):
             raise ValueError("results with different gradients, couplings or layers cannot be merged.")
     return replace(
         first,

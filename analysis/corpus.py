@@ -1,0 +1,187 @@
+"""From a text source to rows of token ids.
+
+Documents are joined by a blank line and tokenized without special tokens; the first tokens are cut into equal rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import pydoc_data.topics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow.parquet
+import torch
+from pyarrow import ArrowInvalid
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+THE_PILE = "monology/pile-uncopyrighted"
+_JOIN = "\n\n"
+_WHAT_A_TEXT_IS = "A text is `builtin`, a .txt, .jsonl, .jsonl.gz or .parquet file, `pile`, or hub:ID (optionally hub:ID:split)."
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Token ids cut into rows.
+
+    Attributes
+    ----------
+    rows : int64 [n_rows, seq_len].
+    provenance : source, number of tokens, seq_len, sha256 of the ids; JSON-ready.
+    """
+
+    rows: Tensor
+    provenance: dict[str, Any]
+
+
+def documents(source: str) -> Iterator[str]:
+    """The documents of a text source, read as they are asked for.
+
+    A .txt file is one document; a .jsonl row and a .parquet row are one each, in the field `text`.
+
+    Raises
+    ------
+    ValueError
+        When the source does not exist or a row has no text; names the row, counted from 1.
+    """
+    if source == "builtin":
+        return iter([text for _, text in sorted(pydoc_data.topics.topics.items())])
+    if source == "pile" or source.startswith("hub:"):
+        return _hub_documents(source)
+    path = Path(source).expanduser()
+    if not source.strip() or not path.is_file():
+        raise ValueError(f"there is no text {source!r}. {_WHAT_A_TEXT_IS}")
+    readers = {".txt": _text_file, ".jsonl": _json_lines, ".jsonl.gz": _json_lines, ".parquet": _parquet}
+    for ending, reader in readers.items():
+        if path.name.endswith(ending):
+            return reader(path)
+    raise ValueError(f"the text {path.name} is of no known kind. {_WHAT_A_TEXT_IS}")
+
+
+def _text_file(path: Path) -> Iterator[str]:
+    try:
+        yield path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start:,}). Save it as UTF-8.") from error
+
+
+def _json_lines(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _row_text(path, number, line)
+        except (gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{path} is a damaged gzip file ({error}). Copy or download it again.") from error
+
+
+def _row_text(path: Path, number: int, line: bytes) -> str:
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, row {number}, is not UTF-8 text. Save it as UTF-8.") from error
+    except ValueError as error:
+        raise ValueError(f"{path}, row {number}, is not JSON ({error}).") from error
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise ValueError(f'{path}, row {number}, has no text: each row is an object with a field "text".')
+    return row["text"]
+
+
+def _parquet(path: Path) -> Iterator[str]:
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except ArrowInvalid as error:
+        raise ValueError(f"{path} is damaged or no parquet file ({error}).") from error
+    if "text" not in file.schema_arrow.names:
+        raise ValueError(f'{path} has no column "text": it has {", ".join(file.schema_arrow.names)}.')
+    number = 0
+    for batch in file.iter_batches(columns=["text"]):
+        for value in batch.column(0).to_pylist():
+            number += 1
+            if not isinstance(value, str):
+                raise ValueError(f'{path}, row {number}, has no text: its "text" is {value!r}.')
+            yield value
+
+
+def _hub_documents(source: str) -> Iterator[str]:
+    name, _, split = (THE_PILE if source == "pile" else source.removeprefix("hub:")).partition(":")
+    try:
+        rows = datasets.load_dataset(name, split=split or "train", streaming=True)
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row.get("text"), str):
+                raise ValueError(f'{source}, row {number}, has no field "text": it has {", ".join(row)}.')
+            yield row["text"]
+    except (ConnectionError, FileNotFoundError, datasets.exceptions.DatasetNotFoundError) as error:
+        raise ValueError(
+            f"the text {source!r} cannot be read from the hub ({type(error).__name__}: {' '.join(str(error).split())[:200]}). "
+            "Connect to the network, check the name, or use `builtin` or a local file."
+        ) from error
+
+
+def token_rows(source: str, tokenizer: PreTrainedTokenizerBase | None, tokens: int, seq_len: int) -> TokenRows:
+    """The first `tokens` of a text, as rows of `seq_len`; a last row that would be shorter is left out.
+
+    A .npy file holds token ids itself and needs no tokenizer.
+
+    Raises
+    ------
+    ValueError
+        When `tokens` < `seq_len`, the text is empty or too short for one row, or there is no tokenizer.
+    """
+    if seq_len < 2 or tokens < seq_len:
+        raise ValueError(f"{tokens} tokens do not fill one row of {seq_len}: give at least seq-len (2 or more) tokens.")
+    wanted = tokens - tokens % seq_len
+    ids = _stored_ids(source) if source.endswith(".npy") else _tokenize(documents(source), source, tokenizer, wanted)
+    if len(ids) < seq_len:
+        raise ValueError(f"the text {source!r} has {len(ids):,} tokens, too few for one row of {seq_len}: use a smaller seq-len.")
+    rows = torch.as_tensor(ids[: min(wanted, len(ids) - len(ids) % seq_len)], dtype=torch.int64).view(-1, seq_len)
+    digest = hashlib.sha256(np.ascontiguousarray(rows.numpy().astype("<i8")).tobytes()).hexdigest()
+    return TokenRows(rows, {"source": source, "tokens": rows.numel(), "seq_len": seq_len, "sha256": digest})
+
+
+def _stored_ids(source: str) -> np.ndarray:
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise ValueError(f"there is no text {source!r}. {_WHAT_A_TEXT_IS}")
+    ids = np.load(path, allow_pickle=False)
+    if ids.dtype.kind not in "iu" or (ids < 0).any():
+        raise ValueError(f"{path} holds {ids.dtype}, not token ids: save an array of non-negative integers.")
+    return ids.ravel().astype(np.int64)
+
+
+def _tokenize(texts: Iterable[str], source: str, tokenizer: PreTrainedTokenizerBase | None, wanted: int) -> np.ndarray:
+    """At least `wanted` tokens of the joined text, or all of it.
+
+    Documents are added until there are enough tokens, so a long or endless source is not read further than needed.
+    """
+    if tokenizer is None:
+        raise ValueError(
+            "this model carries no tokenizer: give one with --tokenizer (a folder or hub id), or token ids as --text FILE.npy."
+        )
+    parts: list[str] = []
+    ids: list[int] = []
+    characters, next_try = 0, 4 * wanted
+    for text in texts:
+        parts.append(text)
+        characters += len(text)
+        if characters >= next_try:
+            ids = _ids(tokenizer, parts)
+            if len(ids) > wanted:
+                break
+            next_try = 2 * characters
+    else:
+        ids = _ids(tokenizer, parts)
+    if not any(part.strip() for part in parts):
+        raise ValueError(f"the text {source!r} is empty.")
+    return np.asarray(ids, dtype=np.int64)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, parts: list[str]) -> list[int]:
+    return tokenizer(_JOIN.join(parts), add_special_tokens=False, verbose=False)["input_ids"]

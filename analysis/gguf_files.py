@@ -1,0 +1,109 @@
+"""GGUF files: what one holds, whether it can be read here, and its conversion to a safetensors folder.
+
+Reading a GGUF takes 15 s or more, a safetensors copy 2 s: a file is converted once and found again by its content hash.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+from analysis.memory import check_memory
+from analysis.workspace import workspace_dir
+
+_PLAIN_TYPES = {"F32", "F16", "F64", "I8", "I16", "I32", "I64"}
+
+
+@dataclass(frozen=True)
+class GGUFInfo:
+    """What the header of a GGUF file says.
+
+    Attributes
+    ----------
+    architecture : e.g. "llama".
+    parameters : number of weights; float32 needs four bytes for each.
+    has_tokenizer : whether the file carries its vocabulary.
+    """
+
+    architecture: str
+    parameters: int
+    has_tokenizer: bool
+
+
+def inspect_gguf(path: Path) -> GGUFInfo:
+    """Read the header of a GGUF file and check that its weights can be loaded.
+
+    Raises
+    ------
+    ValueError
+        Four different ones: the file is truncated or corrupt; its architecture or its quantization is not supported.
+        (A missing tokenizer is no error here: G needs only token ids.)
+    """
+    try:
+        reader = gguf.GGUFReader(path)
+        field = reader.fields["general.architecture"]
+        architecture = bytes(field.parts[field.data[0]]).decode()
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        if "GGMLQuantizationType" in str(error):
+            raise ValueError(f"{path.name} uses a quantization that is not known here ({error}). {_QUANTIZATION_HELP}") from error
+        raise ValueError(f"{path.name} is truncated or corrupt ({error}). {_CORRUPT_HELP}") from error
+    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+        raise ValueError(
+            f"{path.name} holds the architecture {architecture!r}, which transformers cannot read from GGUF. Supported: "
+            f"{', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}. Use the model's safetensors folder instead."
+        )
+    _check_quantizations(path, {tensor.tensor_type for tensor in reader.tensors})
+    _check_extent(path, reader)
+    parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    return GGUFInfo(architecture, parameters, "tokenizer.ggml.model" in reader.fields)
+
+
+_CORRUPT_HELP = "Copy or download the GGUF file again."
+_QUANTIZATION_HELP = "Quantize the model to one of Q4_0 to Q8_0, Q2_K to Q6_K, F16 or F32, or use its safetensors folder."
+
+
+def _check_quantizations(path: Path, types: set[gguf.GGMLQuantizationType]) -> None:
+    readable = _PLAIN_TYPES | {kind.name for kind in gguf.quants._type_traits}
+    unknown = sorted(kind.name for kind in types if kind.name not in readable)
+    if unknown:
+        raise ValueError(f"{path.name} uses the quantization {', '.join(unknown)}, which cannot be read. {_QUANTIZATION_HELP}")
+
+
+def _check_extent(path: Path, reader: gguf.GGUFReader) -> None:
+    end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
+    size = path.stat().st_size
+    if not reader.tensors or size < end:
+        raise ValueError(f"{path.name} is truncated or corrupt ({size:,} of {end:,} bytes). {_CORRUPT_HELP}")
+
+
+def converted_folder(path: Path, sha256: str) -> Path:
+    """The safetensors copy (float32) of a GGUF file, made on the first call: workspace/models/gguf-<hash>.
+
+    The folder appears only when it is complete, so a conversion that was killed leaves nothing half-made behind.
+    """
+    folder = workspace_dir("models") / f"gguf-{sha256[:16]}"
+    if folder.is_dir():
+        return folder
+    info = inspect_gguf(path)
+    check_memory(path.name, info.parameters * 4, {"": "cpu"}, "float32, which it is dequantized to")
+    temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        if hasattr(model.config, "quantization_config"):  # it would refuse to be saved
+            del model.config.quantization_config
+        model.hf_quantizer = None
+        model.save_pretrained(temporary)
+        if info.has_tokenizer:
+            AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(temporary)
+        if not folder.is_dir():  # another process may have been first
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder

@@ -1,0 +1,56 @@
+"""Which device a model goes to, and whether it fits there: said before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import torch
+
+GIB = 2**30
+
+
+def pick_device(device: str = "auto") -> torch.device:
+    """cuda, then mps, then cpu for "auto"; otherwise the device named.
+
+    Raises
+    ------
+    ValueError
+        When that device is not on this machine.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the device {device!r} cannot be used on this machine ({reason}); try `auto` or `cpu`.") from error
+    return torch.device(device)
+
+
+def place(device: str, needed: int) -> str | dict[str, Any]:
+    """A device map for `needed` bytes of weights: one device, or "auto" (Accelerate spreads a model larger than one GPU)."""
+    chosen = pick_device(device)
+    if chosen.type == "cuda" and device == "auto" and needed > torch.cuda.mem_get_info(chosen)[0]:
+        return "auto"
+    return {"": chosen}
+
+
+def available_memory(placement: str | dict[str, Any]) -> int:
+    """Free bytes where a model placed like this would lie."""
+    free = psutil.virtual_memory().available
+    if isinstance(placement, dict) and "" in placement:
+        device = torch.device(placement[""])
+        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free
+    return free + sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))
+
+
+def check_memory(name: str, needed: int, placement: str | dict[str, Any], dtype: str) -> None:
+    """Raise ValueError, with needed and available memory, when the weights alone do not fit."""
+    available = available_memory(placement)
+    if needed > available:
+        remedy = "Use --dtype bfloat16, a smaller model" if dtype == "float32" else "Use a smaller model"
+        raise ValueError(
+            f"{name} needs about {needed / GIB:.1f} GiB for its weights in {dtype} and {available / GIB:.1f} GiB are free. "
+            f"{remedy}, or a machine with more memory."
+        )

