@@ -150,7 +150,9 @@ def effective_weight(projection: nn.Module) -> Tensor:
         For an adapter whose delta is not one matrix (aLoRA, Arrow and other token-dependent variants, or not LoRA).
     """
     base = _base_layer(projection)
-    with align_module_device(base):
+    with contextlib.ExitStack() as parts:
+        for part in projection.modules():  # brings what Accelerate keeps elsewhere, the adapter's parts too
+            parts.enter_context(align_module_device(part))
         weight = dequantize_module_weight(base).float()
         weight = weight.T if isinstance(base, Conv1D) else weight
         if isinstance(projection, BaseTunerLayer) and not projection.disable_adapters and not projection.merged:
