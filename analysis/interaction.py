@@ -18,7 +18,6 @@ from analysis.heads import AttentionLayer, attention_layers, frozen, head_output
 
 COUPLINGS = ("paper", "invariant")
 GRADIENTS = ("token", "mean")
-_TOKENS_AT_ONCE = 4096  # bounds the float32 copy of a layer's gradient
 _HALF_LOSS_SCALE = 256.0  # float16 gradients below 6e-8 are lost; G does not depend on the scale
 
 
@@ -50,11 +49,8 @@ def block_sum(matrix: Tensor, n_heads: int) -> Tensor:
 
 def gradient_gram(gradient: Tensor, n_heads: int) -> Tensor:
     """sum_t <g_{i,t}, g_{j,t}>, float32 [n_heads, n_heads], of a gradient [tokens, n_heads * d_head] at the heads' outputs."""
-    total = gradient.new_zeros(n_heads, n_heads, dtype=torch.float32)
-    for part in gradient.split(_TOKENS_AT_ONCE):
-        heads = part.float().unflatten(1, (n_heads, -1)).transpose(0, 1).flatten(1)  # [n_heads, tokens * d_head]
-        total += heads @ heads.T
-    return total
+    heads = gradient.float().unflatten(1, (n_heads, -1)).transpose(0, 1).flatten(1)  # [n_heads, tokens * d_head]
+    return heads @ heads.T
 
 
 def invariant_gradient_gram(gradient: Tensor, weight_cross: Tensor, n_heads: int) -> Tensor:
@@ -62,11 +58,8 @@ def invariant_gradient_gram(gradient: Tensor, weight_cross: Tensor, n_heads: int
 
     u is never formed: <W_i g_i, W_j g_j> summed over tokens is the sum of block (i, j) of W^T W o (sum_t g_t g_t^T).
     """
-    moment = torch.zeros_like(weight_cross)
-    for part in gradient.split(_TOKENS_AT_ONCE):
-        part = part.float()
-        moment.addmm_(part.T, part)
-    return block_sum(moment.mul_(weight_cross), n_heads)
+    gradient = gradient.float()
+    return block_sum((gradient.T @ gradient).mul_(weight_cross), n_heads)
 
 
 def cosine(gram: Tensor) -> Tensor:
@@ -96,19 +89,19 @@ def interaction_strength(G: Tensor) -> Tensor:
 
 @dataclass
 class InteractionSums:
-    """What one batch leaves behind; everything later is made of these.
+    """What one batch leaves behind, row by row; everything later is made of these.
 
     Attributes
     ----------
-    gradient : coupling -> float32 [layers, n_heads, n_heads] Gram sums for `gradient="token"`, or
-        [layers, n_heads, width] vector sums for `gradient="mean"` (width d_head for paper, d_model for invariant).
-    loss : summed next-token cross-entropy, nats.
-    tokens : number of predictions that the loss sums over.
+    gradient : coupling -> float32 [rows, layers, n_heads, n_heads] Gram sums for `gradient="token"`, or
+        [rows, layers, n_heads, width] vector sums for `gradient="mean"` (width d_head for paper, d_model for invariant).
+    loss : summed next-token cross-entropy of each row, nats, float32 [rows].
+    tokens : number of predictions that the loss sums over, int64 [rows].
     """
 
     gradient: dict[str, Tensor]
-    loss: float
-    tokens: int
+    loss: Tensor
+    tokens: Tensor
 
 
 @dataclass
@@ -166,12 +159,12 @@ class Meter:
     def _pass(self, batch: Mapping[str, Tensor], scale: float) -> InteractionSums:
         rows: dict[str, dict[int, Tensor]] = {coupling: {} for coupling in self.couplings}
         mask = batch.get("attention_mask")
-        valid = None if mask is None or bool(mask.all()) else mask.bool()
 
         def reduce(layer: AttentionLayer, gradient: Tensor) -> None:
-            gradient = gradient.flatten(0, 1) if valid is None else gradient[valid.to(gradient.device)]
+            if mask is not None:
+                gradient = gradient.masked_fill(mask.to(gradient.device)[..., None] == 0, 0)
             for coupling in self.couplings:
-                rows[coupling][layer.index] = self._reduce(layer, gradient, coupling).cpu()
+                rows[coupling][layer.index] = torch.stack([self._reduce(layer, row, coupling) for row in gradient]).cpu()
 
         def watch(layer: AttentionLayer, z: Tensor) -> Tensor:
             if not z.requires_grad:  # the first measured layer: nothing below it needs a gradient
@@ -181,13 +174,15 @@ class Meter:
 
         with frozen(self.model), head_outputs(self.layers, watch), torch.enable_grad():
             loss, tokens = causal_loss(self.model, batch)
-            (loss * scale).backward()
+            (loss.sum() * scale).backward()
         stacked = {
-            coupling: torch.stack([per_layer[layer.index] for layer in self.layers]) for coupling, per_layer in rows.items()
+            coupling: torch.stack([per_layer[layer.index] for layer in self.layers], dim=1)
+            for coupling, per_layer in rows.items()
         }
-        return InteractionSums(stacked, float(loss.detach()), tokens)
+        return InteractionSums(stacked, loss.detach().cpu(), tokens.cpu())
 
     def _reduce(self, layer: AttentionLayer, gradient: Tensor, coupling: str) -> Tensor:
+        """One row's sums from its gradient [seq_len, n_heads * d_head]."""
         if self.gradient == "mean":
             total = layer.split_heads(gradient.float().sum(0))  # [n_heads, d_head]; the mean up to a factor
             return total if coupling == "paper" else torch.einsum("hdk,hk->hd", layer.head_weights(), total)
@@ -196,8 +191,8 @@ class Meter:
         return invariant_gradient_gram(gradient, self._weight_cross[layer.index], layer.n_heads)
 
 
-def causal_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-    """Next-token cross-entropy in nats, *summed* over valid predictions, float32, and their number.
+def causal_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Next-token cross-entropy in nats, *summed* over each row's valid predictions, float32 [rows], and their numbers [rows].
 
     A prediction is valid when its label is not padding (attention_mask 0) and not -100. Summed, so that sums over batches
     do not depend on how the text is cut into batches.
@@ -209,8 +204,8 @@ def causal_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, 
         labels = labels.masked_fill(batch["attention_mask"] == 0, -100)
     logits = model(**inputs, use_cache=False).logits[:, :-1]
     targets = labels[:, 1:].to(logits.device)
-    loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
-    return loss, int((targets != -100).sum())
+    losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
+    return losses.view_as(targets).sum(1), (targets != -100).sum(1)
 
 
 def rows_to_batches(rows: Tensor, batch_size: int) -> Iterable[dict[str, Tensor]]:

@@ -32,7 +32,8 @@ class InteractionResult:
     coupling : the coupling shown by `omega`, `rho`, `G` and `gamma`; `view` switches it at no cost.
     gradient : "token" or "mean".
     weight_grams : coupling -> [layers, heads, heads], unnormalized weight coupling.
-    gradient_sums : coupling -> per-batch sums: [batches, layers, heads, heads] Gram sums for "token", [batches, layers,
+    gradient_sums : coupling -> sums over each batch, here a group of consecutive rows of the text whatever the batch size
+        of the pass, the unit of a bootstrap: [batches, layers, heads, heads] Gram sums for "token", [batches, layers,
         heads, width] vector sums for "mean".
     batch_tokens, batch_loss : predictions and summed cross-entropy (nats) of each batch, [batches].
     provenance : JSON-ready: model, adapter, text, settings, versions.
