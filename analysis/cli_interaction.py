@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from accelerate import PartialState
-
 from analysis.corpus import token_rows
+from analysis.devices import processes
 from analysis.interaction import COUPLINGS, GRADIENTS
 from analysis.measurement import measure_interaction
 from analysis.models import DTYPES, LoadedModel, load_model
@@ -46,7 +45,7 @@ def add_text_options(command: argparse.ArgumentParser) -> None:
 
 def load_from(options: argparse.Namespace) -> LoadedModel:
     """Load the model that the options of `add_model_options` name; several processes take one device each."""
-    process = PartialState()
+    process = processes()
     device = str(process.device) if options.device == "auto" and process.num_processes > 1 else options.device
     report(f"loading {options.model}")
     with process.main_process_first():  # a GGUF is converted, a hub model downloaded, once
@@ -67,7 +66,7 @@ def run_interaction(options: argparse.Namespace) -> None:
     loaded = load_from(options)
     text = token_rows(options.text, loaded.tokenizer, options.tokens, options.seq_len)
     result = measure_interaction(loaded, text, options.batch_size, options.coupling, options.gradient)
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         result.save(options.out)
         strongest = int(result.gamma.argmax())
         print(

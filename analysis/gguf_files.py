@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-from analysis.memory import check_memory
+from analysis.devices import check_memory
 from analysis.workspace import workspace_dir
 
 _PLAIN_TYPES = {"F32", "F16", "F64", "I8", "I16", "I32", "I64"}

@@ -205,15 +205,18 @@ def head_outputs(layers: Sequence[AttentionLayer], visit: Callable[[AttentionLay
 @contextlib.contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Inside the block no parameter takes a gradient and no module trains; afterwards every flag is as it was."""
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    flags = [  # by name: Accelerate replaces an offloaded parameter at every forward pass
+        (module, name, parameter.requires_grad)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    ]
     modes = [(module, module.training) for module in model.modules()]
     try:
-        for parameter, _ in flags:
-            parameter.requires_grad_(False)
+        model.requires_grad_(False)
         model.eval()
         yield
     finally:
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
+        for module, name, flag in flags:
+            getattr(module, name).requires_grad_(flag)
         for module, mode in modes:
             module.training = mode

@@ -18,7 +18,7 @@ from analysis.heads import AttentionLayer, attention_layers, frozen, head_output
 
 COUPLINGS = ("paper", "invariant")
 GRADIENTS = ("token", "mean")
-_HALF_LOSS_SCALE = 256.0  # float16 gradients below 6e-8 are lost; G does not depend on the scale
+_HALF_LOSS_SCALE = 2.0**15  # where float16 starts: the largest at which the gradient of the logits cannot overflow
 
 
 # --- the formulas -------------------------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ def cosine(gram: Tensor) -> Tensor:
 
     A member of norm zero (a pruned head) has off-diagonals 0, and so has a matrix that this scales without bound.
     """
-    norm = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    inverse = torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1.0), 0.0)
+    squared = gram.diagonal(dim1=-2, dim2=-1)
+    inverse = torch.where(squared > 0, torch.where(squared > 0, squared, 1.0).rsqrt(), 0.0)  # finite gradients at 0 too
     scaled = (inverse[..., :, None] * gram * inverse[..., None, :]).clamp(-1, 1)
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     return torch.where(eye.bool(), eye, (scaled + scaled.mT) / 2)
@@ -122,6 +122,7 @@ class Meter:
     gradient: str = "token"
     layers: Sequence[AttentionLayer] | None = None
     weight_grams: dict[str, Tensor] = field(init=False)  # coupling -> [layers, n_heads, n_heads]
+    _scale: float = field(init=False, default=1.0)  # factor on the loss during the backward pass, taken out of the sums
 
     def __post_init__(self) -> None:
         for value, allowed in [(self.gradient, GRADIENTS), *((coupling, COUPLINGS) for coupling in self.couplings)]:
@@ -138,25 +139,31 @@ class Meter:
                 if "invariant" in self.couplings and self.gradient == "token":
                     self._weight_cross[layer.index] = _weight_cross(weights)
         self.weight_grams = {coupling: torch.stack(rows) for coupling, rows in grams.items()}
+        self._half = next(self.model.parameters()).dtype == torch.float16
+        if self._half:
+            self._scale = _HALF_LOSS_SCALE
 
-    def measure(self, batch: Mapping[str, Tensor], loss_scale: float | None = None) -> InteractionSums:
+    def measure(self, batch: Mapping[str, Tensor]) -> InteractionSums:
         """One forward and one activation-only backward pass over a batch.
 
         Parameters
         ----------
         batch : `input_ids` [rows, seq_len], optionally `attention_mask` (padding is 0) and `labels` (-100 is not predicted).
-        loss_scale : factor on the loss before the backward pass; G does not depend on it. By default 1, or for a
-            float16 model a power of two that is halved until the gradients are finite.
-        """
-        half = next(self.model.parameters()).dtype == torch.float16
-        scale = loss_scale or (_HALF_LOSS_SCALE if half else 1.0)
-        while True:
-            sums = self._pass(batch, scale)
-            if all(part.isfinite().all() for part in sums.gradient.values()) or not half or scale < 2**-24:
-                return sums
-            scale /= 2
 
-    def _pass(self, batch: Mapping[str, Tensor], scale: float) -> InteractionSums:
+        Notes
+        -----
+        Gradients below 6e-8 are lost in float16, so there the loss is scaled up during the backward pass, by a power of two
+        that is halved until the gradients are finite and kept for the batches that follow. The sums do not contain it.
+        When the model itself overflows, what is not finite is returned as it is.
+        """
+        while True:
+            sums = self._pass(batch)
+            finite = all(part.isfinite().all() for part in sums.gradient.values())
+            if finite or not self._half or not sums.loss.isfinite().all() or self._scale < 2**-24:
+                return sums
+            self._scale /= 2
+
+    def _pass(self, batch: Mapping[str, Tensor]) -> InteractionSums:
         rows: dict[str, dict[int, Tensor]] = {coupling: {} for coupling in self.couplings}
         mask = batch.get("attention_mask")
 
@@ -174,9 +181,10 @@ class Meter:
 
         with frozen(self.model), head_outputs(self.layers, watch), torch.enable_grad():
             loss, tokens = causal_loss(self.model, batch)
-            (loss.sum() * scale).backward()
+            (loss.sum() * self._scale).backward()
+        scale = self._scale**2 if self.gradient == "token" else self._scale
         stacked = {
-            coupling: torch.stack([per_layer[layer.index] for layer in self.layers], dim=1)
+            coupling: torch.stack([per_layer[layer.index] for layer in self.layers], dim=1) / scale
             for coupling, per_layer in rows.items()
         }
         return InteractionSums(stacked, loss.detach().cpu(), tokens.cpu())
@@ -194,16 +202,21 @@ class Meter:
 def causal_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Next-token cross-entropy in nats, *summed* over each row's valid predictions, float32 [rows], and their numbers [rows].
 
-    A prediction is valid when its label is not padding (attention_mask 0) and not -100. Summed, so that sums over batches
-    do not depend on how the text is cut into batches.
+    A prediction is valid when neither its label nor the token it is made from is padding (attention_mask 0) and its label is
+    not -100. Positions count from the first valid token, so that padding on the left moves nothing. Summed, so that sums
+    over batches do not depend on how the text is cut into batches.
     """
     device = next(model.parameters()).device
-    inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
-    labels = batch.get("labels", batch["input_ids"])
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    targets = batch.get("labels", batch["input_ids"])[:, 1:]
     if "attention_mask" in batch:
-        labels = labels.masked_fill(batch["attention_mask"] == 0, -100)
+        mask = batch["attention_mask"].long()
+        inputs.setdefault("position_ids", (mask.cumsum(1) - 1).clamp_min(0))
+        targets = targets.masked_fill(mask[:, 1:] * mask[:, :-1] == 0, -100)
+    if device.type != "meta":  # of an offloaded model, whose inputs Accelerate moves
+        inputs = {name: value.to(device) for name, value in inputs.items()}
     logits = model(**inputs, use_cache=False).logits[:, :-1]
-    targets = labels[:, 1:].to(logits.device)
+    targets = targets.to(logits.device)
     losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
     return losses.view_as(targets).sum(1), (targets != -100).sum(1)
 

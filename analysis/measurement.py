@@ -6,10 +6,10 @@ import functools
 from typing import Any
 
 import numpy as np
-from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from analysis.corpus import TokenRows
+from analysis.devices import processes
 from analysis.interaction import COUPLINGS, InteractionSums, Meter, rows_to_batches
 from analysis.models import LoadedModel, versions
 from analysis.progress import track
@@ -39,7 +39,7 @@ def measure_interaction(
     """
     if batch_size < 1:
         raise ValueError(f"the batch size is {batch_size}; it must be at least 1.")
-    process = PartialState()
+    process = processes()
     couplings = COUPLINGS if coupling == "invariant" else (coupling,)
     meter = Meter(loaded.model, couplings, gradient, loaded.layers)
     batches = rows_to_batches(text.rows, batch_size)

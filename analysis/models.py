@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from analysis import sources
 from analysis.adapters import attach, read_adapter_config
 from analysis.heads import AttentionLayer, attention_layers
-from analysis.memory import check_memory, place
+from analysis.devices import check_memory, place
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,4 +1,4 @@
-"""Which device a model goes to, and whether it fits there: said before anything is loaded."""
+"""Which device a model goes to, whether it fits there (said before anything is loaded), and the processes that share work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import psutil
 import torch
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 
 GIB = 2**30
 
@@ -54,3 +56,8 @@ def check_memory(name: str, needed: int, placement: str | dict[str, Any], dtype:
             f"{name} needs about {needed / GIB:.1f} GiB for its weights in {dtype} and {available / GIB:.1f} GiB are free. "
             f"{remedy}, or a machine with more memory."
         )
+
+
+def processes() -> PartialState:
+    """This process among those that `accelerate launch` or `torchrun` started; alone when nobody launched several."""
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.cuda.is_available())
