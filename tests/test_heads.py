@@ -189,7 +189,7 @@ def test_a_model_without_attention_is_refused():
 def test_heads_that_cannot_share_the_width_are_refused():
     model = tiny_model("llama")
     model.config.num_attention_heads = 5
-    with pytest.raises(ValueError, match="64 inputs|32 inputs, which 5 heads"):
+    with pytest.raises(ValueError, match="32 inputs, which 5 heads"):
         attention_layers(model)
 
 
@@ -295,7 +295,9 @@ def test_a_projection_trained_in_full_is_read_where_it_is_used():
     assert_heads_add_up(model)
     with model.disable_adapter():
         assert_heads_add_up(model)
-    torch.testing.assert_close(attention_layers(model)[0].head_weights()[0] / 1.5, attention_layers(tiny_model())[0].head_weights()[0])
+    torch.testing.assert_close(
+        attention_layers(model)[0].head_weights()[0] / 1.5, attention_layers(tiny_model())[0].head_weights()[0]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -79,8 +79,9 @@ def tiny_model(architecture: str = "llama", attention: str = "eager", seed: int 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(std=1 / math.sqrt(min(parameter.shape)), generator=generator)
+            if parameter.ndim >= 2:
+                width = parameter.numel() / max(parameter.shape)
+                parameter.normal_(std=1 / math.sqrt(width), generator=generator)
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3, generator=generator)
         for layer in attention_layers(model):
@@ -131,7 +132,7 @@ def randomize_adapter(model: PeftModel, seed: int = 0) -> PeftModel:
 
 
 def measured(model, batches, couplings=("paper", "invariant"), gradient="token", **provenance) -> InteractionResult:
-    """The result of measuring token rows, or batches, on a model."""
+    """The result of measuring token rows [rows, seq_len], or batches, on a model; the rows of a batch are added up."""
     batches = [batch if isinstance(batch, dict) else {"input_ids": batch} for batch in batches]
     meter = Meter(model, couplings, gradient)
     sums = [meter.measure(batch) for batch in batches]
@@ -142,9 +143,9 @@ def measured(model, batches, couplings=("paper", "invariant"), gradient="token",
         coupling=couplings[0],
         gradient=gradient,
         weight_grams={name: meter.weight_grams[name].numpy() for name in couplings},
-        gradient_sums={name: torch.stack([batch.gradient[name] for batch in sums]).numpy() for name in couplings},
-        batch_tokens=torch.tensor([batch.tokens for batch in sums]).numpy(),
-        batch_loss=torch.tensor([batch.loss for batch in sums], dtype=torch.float64).numpy(),
+        gradient_sums={name: torch.stack([batch.gradient[name].sum(0) for batch in sums]).numpy() for name in couplings},
+        batch_tokens=torch.stack([batch.tokens.sum() for batch in sums]).numpy(),
+        batch_loss=torch.stack([batch.loss.sum() for batch in sums]).double().numpy(),
         provenance={
             "model": {"source": "tiny", "d_model": layer.d_model, "d_head": layer.d_head},
             "adapter": None,
