@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -186,26 +187,37 @@ class InteractionResult:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no result file {path}.")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            shown = json.loads(str(arrays["shown"]))
-            provenance = json.loads(str(arrays["provenance"]))
-            if shown["format"] > FORMAT:
-                raise ValueError(f"its format {shown['format']} is newer than this program's {FORMAT}; update the program")
-            result = InteractionResult(
-                layers=arrays["layers"],
-                **{name: shown[name] for name in _SHOWN},
-                weight_grams=_by_coupling(arrays, "weight_gram_"),
-                gradient_sums=_by_coupling(arrays, "gradient_sums_"),
-                batch_tokens=arrays["batch_tokens"],
-                batch_loss=arrays["batch_loss"],
-                provenance=provenance,
-            )
-            _check(result)
-        except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            return _from_arrays(_read_arrays(path))
+        # RuntimeError is how zipfile reports flags that it cannot follow
+        except (LookupError, ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
             raise ValueError(f"{path} is not a readable interaction result: {reason}.") from error
-        return result
+
+
+def _read_arrays(path: str | PathLike) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is no npz file, or only a part of one")
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _from_arrays(arrays: dict[str, np.ndarray]) -> InteractionResult:
+    shown, provenance = json.loads(str(arrays["shown"])), json.loads(str(arrays["provenance"]))
+    if not isinstance(shown, dict) or not isinstance(shown["format"], int) or not isinstance(provenance, dict):
+        raise ValueError("its description is not one of an interaction result")
+    if shown["format"] > FORMAT:
+        raise ValueError(f"its format {shown['format']} is newer than this program's {FORMAT}; update the program")
+    result = InteractionResult(
+        layers=arrays["layers"],
+        **{name: shown[name] for name in _SHOWN},
+        weight_grams=_by_coupling(arrays, "weight_gram_"),
+        gradient_sums=_by_coupling(arrays, "gradient_sums_"),
+        batch_tokens=arrays["batch_tokens"],
+        batch_loss=arrays["batch_loss"],
+        provenance=provenance,
+    )
+    _check(result)
+    return result
 
 
 def _by_coupling(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -213,14 +225,23 @@ def _by_coupling(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.nda
 
 
 def _check(result: InteractionResult) -> None:
-    if result.coupling not in result.weight_grams or set(result.weight_grams) != set(result.gradient_sums):
+    if result.coupling not in result.couplings or set(result.weight_grams) != set(result.gradient_sums):
         raise ValueError(f"it lacks the sums of the coupling {result.coupling!r}")
-    layers, heads, batches = result.n_layers, result.n_heads, len(result.batch_tokens)
+    if result.gradient not in interaction.GRADIENTS:
+        raise ValueError(f"its gradient is {result.gradient!r}, not one of {', '.join(interaction.GRADIENTS)}")
+    layers, heads, batches = result.layers.size, result.n_heads, result.batch_tokens.size
+    if not isinstance(result.n_kv_heads, int) or result.n_kv_heads < 1 or heads % result.n_kv_heads:
+        raise ValueError(f"its {heads} heads cannot share {result.n_kv_heads!r} kv heads")
+    expected = {"layers": (result.layers, (layers,)), "batch_tokens": (result.batch_tokens, (batches,))}
+    expected["batch_loss"] = (result.batch_loss, (batches,))
     for name in result.couplings:
-        if result.weight_grams[name].shape != (layers, heads, heads):
-            raise ValueError(f"weight_gram_{name} is {result.weight_grams[name].shape}, not {(layers, heads, heads)}")
-        if result.gradient_sums[name].shape[:3] != (batches, layers, heads):
-            raise ValueError(f"gradient_sums_{name} is {result.gradient_sums[name].shape}, not {(batches, layers, heads, '...')}")
+        sums = result.gradient_sums[name]
+        width = heads if result.gradient == "token" else sums.shape[-1]
+        expected[f"weight_gram_{name}"] = (result.weight_grams[name], (layers, heads, heads))
+        expected[f"gradient_sums_{name}"] = (sums, (batches, layers, heads, width))
+    for name, (array, shape) in expected.items():
+        if array.shape != shape or array.dtype.kind not in "iuf":
+            raise ValueError(f"{name} is {array.dtype} {array.shape}, not numbers {shape}")
 
 
 def merge(results: Sequence[InteractionResult]) -> InteractionResult:
@@ -229,17 +250,21 @@ def merge(results: Sequence[InteractionResult]) -> InteractionResult:
     Raises
     ------
     ValueError
-        When the results are of different models, adapters, dtypes or settings; says which field differs.
+        When there is nothing to merge, or the results are of different models, adapters, dtypes or settings; says which
+        field differs.
     """
+    if not results:
+        raise ValueError("there are no results to merge: give at least one.")
     first = results[0]
     for other in results[1:]:
         for name in ("model", "adapter"):
             mine, theirs = first.provenance[name], other.provenance[name]
             if mine != theirs:
                 raise ValueError(f"results of different {name}s cannot be merged: {mine} and {theirs}.")
-        same = (first.gradient, first.couplings) == (other.gradient, other.couplings)
-        if not same or not np.array_equal(first.layers, other.layers):
-            raise ValueError("results with different gradients, couplings or layers cannot be merged.")
+        for name in ("gradient", "couplings", "layers"):
+            mine, theirs = getattr(first, name), getattr(other, name)
+            if not np.array_equal(mine, theirs):
+                raise ValueError(f"results with different {name} cannot be merged: {mine} and {theirs}.")
     return replace(
         first,
         gradient_sums={name: np.concatenate([result.gradient_sums[name] for result in results]) for name in first.couplings},
