@@ -19,6 +19,8 @@ from analysis.models import LoadedModel, versions
 from analysis.progress import track
 from analysis.records import read_record, write_record
 
+_HALF_LOSS_SCALE = 256.0  # gradients below 6e-8 are lost in float16
+
 
 @dataclass(frozen=True, eq=False)
 class HeadValues:
@@ -81,13 +83,14 @@ def first_order_values(model: nn.Module, layers: Sequence[AttentionLayer], batch
     so the value is the derivative of the loss along scaling the head down from its own output to zero. Padding never counts.
     """
     values: dict[int, Tensor] = {}
+    scale = _HALF_LOSS_SCALE if next(model.parameters()).dtype == torch.float16 else 1.0
 
     def watch(layer: AttentionLayer, z: Tensor) -> Tensor:
         if not z.requires_grad:
             z = z.detach().requires_grad_(True)
 
         def reduce(gradient: Tensor) -> None:
-            removed = -gradient.float() * z.detach().float()
+            removed = -gradient.float() / scale * z.detach().float()
             if "attention_mask" in batch:
                 removed = removed.masked_fill(batch["attention_mask"].to(removed.device)[..., None] == 0, 0)
             values[layer.index] = layer.split_heads(removed).sum(dim=(0, 1, 3)).cpu().double()
@@ -97,7 +100,7 @@ def first_order_values(model: nn.Module, layers: Sequence[AttentionLayer], batch
 
     with frozen(model), head_outputs(layers, watch), torch.enable_grad():
         loss, tokens = causal_loss(model, batch)
-        loss.sum().backward()
+        (loss.sum() * scale).backward()
     return torch.stack([values[layer.index] for layer in layers]).numpy(), int(tokens.sum())
 
 
