@@ -31,20 +31,27 @@ def locked() -> Iterator[Path]:
 
     Raises OSError when the folder cannot be written, TimeoutError when someone holds the lock for ten seconds.
     """
-    try:
+    with writing():
         root = workspace_dir("jobs")
         lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise OSError(
-            f"the workspace {workspace_root()} cannot be written ({error.strerror}): free space or allow writing there, "
-            "or set GAMELORA_WORKSPACE to another folder."
-        ) from error
     try:
         if not until(lambda: _try_lock(lock, fcntl.LOCK_EX), _LOCK_SECONDS):
             raise TimeoutError(f"another process keeps the jobs locked: end it (fuser {root}/.lock names it) and try again.")
         yield root
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Say of an OSError inside that it is the workspace which cannot be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"the workspace {workspace_root()} cannot be written ({error.strerror}): free space or allow writing there, "
+            "or set GAMELORA_WORKSPACE to another folder."
+        ) from error
 
 
 def is_alive(folder: Path) -> bool:

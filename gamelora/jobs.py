@@ -7,6 +7,7 @@ A job is the folder `workspace/jobs/<id>/`:
     stop.json      appears when someone asked for the job's end
     progress.json  how far it is (analysis/progress.py, written by the worker)
     log.txt        all that it prints
+    reserve        some room on the disk for the last status.json, should the disk be full by then
     alive          a file that the job's own processes hold locked
 
 Three processes take part. Whoever calls `start` makes the folder and spawns a supervisor (gamelora/supervisor.py), which waits
@@ -31,10 +32,11 @@ from pathlib import Path
 from analysis.progress import Progress, read_progress
 from analysis.workspace import atomic_write, safe_name, workspace_root
 from gamelora.job_log import tail, why_failed
-from gamelora.job_processes import find_processes, is_alive, locked, signal_all, spawn_supervisor, until
+from gamelora.job_processes import find_processes, is_alive, locked, signal_all, spawn_supervisor, until, writing
 
 AT_ONCE_VARIABLE = "GAMELORA_JOBS_AT_ONCE"
 KILL_SECONDS = 5.0  # that the system is given to end a process after SIGKILL
+_RESERVE_BYTES = 16 * 1024
 _FORMAT = 1  # of job.json and status.json
 _ENDED = ("done", "failed", "stopped")
 _STATES = ("queued", "running", *_ENDED)
@@ -155,17 +157,19 @@ def start(target: str, title: str, module_args: list[str], env: dict[str, str] |
         live = live_job(target)
         if live:
             return live
-        for leftover in root.glob(".*-*"):  # of a start or a removal that was killed half-way; nobody else is at work now
-            shutil.rmtree(leftover)
         created = time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(created)) + f"-{int(created % 1 * 1e6):06d}"
         folder = root / f"{stamp}-{re.sub('[^A-Za-z0-9._-]+', '-', target)[:70]}"
         hidden = root / f".new-{folder.name}"
-        hidden.mkdir()
         argv = [sys.executable, "-m", *module_args]
         spec = {"target": target, "title": title, "argv": argv, "device": device, "created": created}
-        atomic_write(hidden / "job.json", json.dumps({"format": _FORMAT} | spec, indent=1))
-        write_status(hidden, "queued", rank=created)
+        with writing():
+            for leftover in root.glob(".*-*"):  # of a start or a removal that was killed half-way; nobody else is at work now
+                shutil.rmtree(leftover)
+            hidden.mkdir()
+            atomic_write(hidden / "job.json", json.dumps({"format": _FORMAT} | spec, indent=1))
+            atomic_write(hidden / "reserve", os.urandom(_RESERVE_BYTES))
+            write_status(hidden, "queued", rank=created)
         spawn_supervisor(hidden, folder, env or {})
         hidden.rename(folder)
     return _read(folder)
@@ -230,6 +234,8 @@ def remove(job_id: str) -> None:
 
 def write_status(folder: Path, state: str, rank: float = 0.0, **known: object) -> None:
     """Replace the job's status; what is not named in `known` (fields of `Job`) is not known."""
+    if state in _ENDED:
+        (folder / "reserve").unlink(missing_ok=True)
     empty = dict.fromkeys(("started", "finished", "pid", "exit_code", "error"))
     atomic_write(folder / "status.json", json.dumps({"format": _FORMAT, "state": state, "rank": rank} | empty | known))
 

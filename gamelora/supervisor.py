@@ -8,6 +8,7 @@ is spawned by `gamelora.jobs.start` with the locked file descriptor LOCK of FOLD
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ _POLL_SECONDS = 0.1
 _QUEUE_SECONDS = 0.25
 _LEFT_SECONDS = 5.0  # that the processes which a worker leaves behind are given to end
 _LINES_JUDGED = 200
+_FULL_BYTES = 64 * 1024
 
 
 def supervise(folder: Path, lock: int) -> None:
@@ -40,7 +42,11 @@ def supervise(folder: Path, lock: int) -> None:
     elif code == 0:
         jobs.write_status(folder, "done", **known)
     else:
-        jobs.write_status(folder, "failed", error=why_failed(code, tail(folder / "log.txt", _LINES_JUDGED)), **known)
+        free = shutil.disk_usage(folder).free
+        error = why_failed(code, tail(folder / "log.txt", _LINES_JUDGED))
+        if free < _FULL_BYTES and not error.startswith("disk full"):  # then the worker could not even say it in its log
+            error = f"disk full: {free // 1024} KiB are left for {folder}; {error}"
+        jobs.write_status(folder, "failed", error=error, **known)
 
 
 def _take_turn(folder: Path, lock: int) -> tuple[subprocess.Popen, float]:
