@@ -208,17 +208,23 @@ def causal_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, 
     """
     device = next(model.parameters()).device
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    targets = batch.get("labels", batch["input_ids"])[:, 1:]
     if "attention_mask" in batch:
-        mask = batch["attention_mask"].long()
-        inputs.setdefault("position_ids", (mask.cumsum(1) - 1).clamp_min(0))
-        targets = targets.masked_fill(mask[:, 1:] * mask[:, :-1] == 0, -100)
+        inputs.setdefault("position_ids", (batch["attention_mask"].long().cumsum(1) - 1).clamp_min(0))
     if device.type != "meta":  # of an offloaded model, whose inputs Accelerate moves
         inputs = {name: value.to(device) for name, value in inputs.items()}
     logits = model(**inputs, use_cache=False).logits[:, :-1]
-    targets = targets.to(logits.device)
+    targets = prediction_targets(batch).to(logits.device)
     losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
     return losses.view_as(targets).sum(1), (targets != -100).sum(1)
+
+
+def prediction_targets(batch: Mapping[str, Tensor]) -> Tensor:
+    """What each position but the last predicts, int64 [rows, seq_len - 1]; -100 where the prediction is not valid."""
+    targets = batch.get("labels", batch["input_ids"])[:, 1:]
+    if "attention_mask" not in batch:
+        return targets
+    mask = batch["attention_mask"]
+    return targets.masked_fill(mask[:, 1:] * mask[:, :-1] == 0, -100)
 
 
 def rows_to_batches(rows: Tensor, batch_size: int) -> Iterable[dict[str, Tensor]]:
