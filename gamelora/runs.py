@@ -1,0 +1,207 @@
+"""The run directory, `workspace/runs/<name>/`, and the only reader and writer of it.
+
+    config.yaml     what runs; written once
+    status.json     state, step, notes, provenance; replaced whole
+    metrics.jsonl   a line for every optimizer step and every evaluation; only ever appended to, and cut back by a resume
+    checkpoints/    checkpoint-<step>, each complete (gamelora/checkpoints.py)
+    adapter/        the finished adapter in PEFT's format, with a model card
+    tensorboard/    when asked for
+    stop            appears when someone asked the run to save and end
+    reserve         some room on the disk for the last status.json, should the disk be full by then
+    alive           a file that the training process holds locked: the kernel frees it at any kind of death
+
+A run is alive exactly as long as that lock is held; a status "running" without it reads as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.workspace import atomic_write, safe_name, workspace_dir, workspace_root
+from gamelora.checkpoints import complete_checkpoints, newest_checkpoint
+from gamelora.config import GameLoraConfig
+from gamelora.job_processes import is_alive
+
+FORMAT = 1
+STATES = ("running", "finished", "stopped", "failed")
+_RESERVE_BYTES = 64 * 1024
+_KILLED = "The process ended without a word: it was killed, or the machine went down."
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run on disk. `Run.create` and `Run.open` make it."""
+
+    name: str
+    folder: Path
+
+    @staticmethod
+    def create(name: str, config: GameLoraConfig) -> Run:
+        """Make the folder of a new run.
+
+        Raises
+        ------
+        ValueError
+            When the name cannot be used or is taken.
+        """
+        folder = workspace_dir("runs") / safe_name(name, "run name")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            raise ValueError(
+                f"there is a run {name!r} already ({folder}): choose another --run, or `python -m gamelora resume {name}`."
+            ) from None
+        run = Run(name, folder)
+        atomic_write(folder / "config.yaml", config.to_yaml())
+        (folder / "reserve").write_bytes(b"\0" * _RESERVE_BYTES)
+        run.write_status(state="running", step=0, steps=config.steps, created=time.time())
+        return run
+
+    @staticmethod
+    def open(name: str) -> Run:
+        """A run that exists; ValueError when there is none of that name."""
+        folder = workspace_root() / "runs" / safe_name(name, "run name")
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"there is no run {name!r} in {folder.parent}; there are: {', '.join(run_names()) or 'none'}.")
+        return Run(name, folder)
+
+    # --- what it holds --------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        """Where checkpoints lie."""
+        return self.folder / "checkpoints"
+
+    @property
+    def adapter(self) -> Path:
+        """Where the finished adapter lies, or will."""
+        return self.folder / "adapter"
+
+    def config(self) -> GameLoraConfig:
+        """The run's config; ValueError when the file is damaged or from another version."""
+        return GameLoraConfig.from_yaml((self.folder / "config.yaml").read_text(encoding="utf-8"), f"{self.name}/config.yaml")
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first; each is a PEFT adapter folder too."""
+        return complete_checkpoints(self.checkpoints_folder)
+
+    def newest_checkpoint(self) -> tuple[Path | None, dict[str, str]]:
+        """The checkpoint to resume from, and why newer ones are passed over."""
+        return newest_checkpoint(self.checkpoints_folder)
+
+    def status(self) -> dict[str, Any]:
+        """The status as written, with "failed" for a run that says it runs and has no process.
+
+        Raises
+        ------
+        ValueError
+            When the file is damaged or comes from a newer version.
+        """
+        path = self.folder / "status.json"
+        try:
+            status = json.loads(path.read_text(encoding="utf-8"))
+            if status["format"] > FORMAT:
+                raise ValueError(f"its format {status['format']} is newer than this program's {FORMAT}; update the program")
+            if status["state"] not in STATES:
+                raise ValueError(f"its state is {status['state']!r}")
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the status of run {self.name!r} cannot be read: {error}.") from error
+        if status["state"] == "running" and not self.is_alive():
+            status |= {"state": "failed", "reason": _KILLED}
+        return status
+
+    def is_alive(self) -> bool:
+        """Whether a process trains this run."""
+        return is_alive(self.folder)
+
+    def metrics(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+        """The lines from byte `offset` on, and where to read on next time; a line still being written is left for then.
+
+        A line that is whole and yet no JSON is skipped. After a resume the file may be shorter than `offset`: then it is
+        read from the start again.
+        """
+        path = self.folder / "metrics.jsonl"
+        if not path.is_file():
+            return [], 0
+        with open(path, "rb") as file:
+            file.seek(offset if offset <= path.stat().st_size else 0)
+            start, data = file.tell(), file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(line))
+        return lines, start + len(whole)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def write_status(self, **changes: Any) -> None:
+        """Replace status.json by itself with `changes` on top."""
+        path = self.folder / "status.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        status = {**before, "format": FORMAT, "name": self.name, "updated": time.time(), **changes}
+        atomic_write(path, json.dumps(status, indent=1))
+
+    def write_last_status(self, **changes: Any) -> None:
+        """`write_status` at the end of a run, in the room that was kept for it when the disk is full."""
+        (self.folder / "reserve").unlink(missing_ok=True)
+        self.write_status(**changes)
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Add one line to metrics.jsonl."""
+        with open(self.folder / "metrics.jsonl", "ab") as file:
+            file.write((json.dumps(line) + "\n").encode())
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop what was written after `step`, and a half line at the end: a resumed run goes on from there."""
+        lines, _ = self.metrics()
+        kept = [json.dumps(line) + "\n" for line in lines if line["step"] <= step]
+        atomic_write(self.folder / "metrics.jsonl", "".join(kept))
+
+    def request_stop(self) -> None:
+        """Ask the training process to save a checkpoint and end after the step that it is in."""
+        (self.folder / "stop").touch()
+
+    def stop_requested(self) -> bool:
+        """Whether someone asked for that."""
+        return (self.folder / "stop").exists()
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Around the training process: the run counts as alive, and no second process can train it.
+
+        Raises
+        ------
+        ValueError
+            When another process trains it.
+        """
+        lock = os.open(self.folder / "alive", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"another process trains run {self.name!r} right now.") from None
+            (self.folder / "stop").unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(lock)
+
+
+def run_names() -> list[str]:
+    """Names of the runs in the workspace, sorted."""
+    return sorted(path.parent.name for path in (workspace_root() / "runs").glob("*/config.yaml"))
+
+
+def free_name(wanted: str) -> str:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that no run has."""
+    taken = set(run_names())
+    names = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)
