@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from scipy.stats import t
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -47,7 +48,7 @@ VALUE_PROJECTION = {
     "Lfm2Attention": ("v_proj", _LAST),
 }
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_NOISE_WIDTH = 2.0  # standard deviations: about 95 % of the bases
+_NOISE_LEVEL = 0.95
 
 
 # --- the rotation -------------------------------------------------------------------------------------------------
@@ -175,11 +176,12 @@ class GaugeMoves:
 
     @property
     def noise_floor(self) -> np.ndarray:
-        """Two standard deviations of what a random basis gives, [layers, n_heads, n_heads].
+        """Half-width of the 95 % interval for G in one more random basis (Student's t), [layers, n_heads, n_heads].
 
-        A pair with |G_ij| at or below it is coupled no more than equally good bases of the same model are by chance.
+        A pair with |G_ij| at or below it is coupled no more than the choice of basis alone moves it by.
         """
-        return _NOISE_WIDTH * self.noise
+        count = len(self.gamma_rotated)
+        return t.ppf((1 + _NOISE_LEVEL) / 2, count - 1) * (1 + 1 / count) ** 0.5 * self.noise
 
 
 @dataclass(frozen=True, eq=False)

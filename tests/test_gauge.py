@@ -11,7 +11,7 @@ from analysis.gauge import VALUE_PROJECTION, GaugeResult, gauge_check, rotated
 from analysis.heads import OUTPUT_PROJECTION, attention_layers, head_outputs, kv_groups
 from analysis.interaction import Meter, causal_loss
 from analysis.models import LoadedModel, load_model
-from tests.tiny import ARCHITECTURES, tiny_model, tiny_rows, with_adapter
+from tests.tiny import ARCHITECTURES, measured, tiny_model, tiny_rows, with_adapter
 
 
 def generator(seed=0):
@@ -70,6 +70,20 @@ def test_invariant_coupling_stays_and_the_paper_one_moves_between_groups_only(ar
     low, high = paper.band
     assert (low <= paper.gamma).all() and (paper.gamma <= high).all() and (high > low).any()
     assert np.ptp(np.array(invariant.band), axis=0).max() < 1e-4
+
+
+def test_noise_floor_holds_nineteen_of_twenty_new_bases():
+    model, seeded = tiny_model("llama", num_key_value_heads=4), generator(3)
+    result = gauge_check(loaded(model), text(2), rotations=4, seed=3).couplings["paper"]
+    draws = []
+    for _ in range(84):
+        with rotated(model, attention_layers(model), seeded):
+            draws.append(measured(model, [text(2).rows]).G)
+    first = np.array(draws[:4])  # the same four bases
+    np.testing.assert_allclose(result.noise, first.std(axis=0, ddof=1), atol=1e-5)
+    inside = abs(np.array(draws[4:]) - first.mean(axis=0)) <= result.noise_floor
+    upper = np.triu_indices(4, 1)
+    assert 0.88 < inside[..., *upper].mean() < 0.99
 
 
 def test_a_rotation_moves_the_couplings_as_the_moments_say():
