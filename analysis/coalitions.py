@@ -8,7 +8,7 @@ How sure the labels are is in analysis/stability.py, whether they are the kv gro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +149,8 @@ class LayerCoalitions:
     def record(self) -> dict[str, Any]:
         """JSON-ready."""
         names = [[head_name(self.layer, head) for head in heads] for heads in self.members]
-        record = {"k": self.k, "coalitions": names} | {field.name: getattr(self, field.name) for field in fields(self)}
-        record["kv"] = self.kv and {"exact": self.kv.exact, **vars(self.kv)}
-        record["stability"] = self.stability and vars(self.stability)
-        return record
+        nested = {"kv": self.kv and self.kv.record(), "stability": self.stability and vars(self.stability)}
+        return {"k": self.k, "coalitions": names} | vars(self) | nested
 
 
 def cluster_heads(
@@ -231,11 +229,13 @@ class Coalitions:
         """The entry of a layer, given by its true index."""
         return next(entry for entry in self.layers if entry.layer == layer)
 
+    def record(self) -> dict[str, Any]:
+        """JSON-ready: settings, provenance, and for each layer the coalitions by head name, with all numbers."""
+        return vars(self) | {"k": self.k or "auto", "layers": [entry.record() for entry in self.layers]}
+
     def save(self, path: str | PathLike) -> None:
-        """Write the JSON: settings, provenance, and for each layer the coalitions by head name, with all numbers."""
-        record = {field.name: getattr(self, field.name) for field in fields(self)}
-        record |= {"k": self.k or "auto", "layers": [entry.record() for entry in self.layers]}
-        write_record(path, "coalitions", record)
+        """Write `record` as JSON."""
+        write_record(path, "coalitions", self.record())
 
 
 def find_coalitions(

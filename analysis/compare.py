@@ -99,6 +99,7 @@ class Comparison:
     coupling: str
     affinity: str
     k: int | None
+    within_kv: bool
     strength: str
     permutations: int
     same_text: bool
@@ -115,10 +116,14 @@ class Comparison:
         """The layers with pairs of heads both inside and between coalitions."""
         return [entry for entry in self.layers if entry.verdict != NOT_TESTED]
 
-    def save(self, path: str | PathLike) -> None:
-        """Write the JSON."""
+    def record(self) -> dict[str, Any]:
+        """JSON-ready."""
         entries = {"overall": self.overall.record(), "layers": [entry.record() for entry in self.layers]}
-        write_record(path, "comparison", vars(self) | {"k": self.k or "auto", "verdict": self.verdict} | entries)
+        return vars(self) | {"k": self.k or "auto", "verdict": self.verdict} | entries
+
+    def save(self, path: str | PathLike) -> None:
+        """Write `record` as JSON."""
+        write_record(path, "comparison", self.record())
 
 
 def compare(
@@ -127,6 +132,7 @@ def compare(
     coalitions_from: str = "before",
     k: int | None = None,
     affinity: str = "positive",
+    within_kv: bool = False,
     permutations: int = PERMUTATIONS,
     seed: int = 0,
     coalitions: Coalitions | None = None,
@@ -139,9 +145,9 @@ def compare(
     Parameters
     ----------
     coalitions_from : whose coalitions are held fixed.
-    k, affinity : as in `find_coalitions`.
+    k, affinity, within_kv : as in `find_coalitions`.
     permutations : at least 99.
-    coalitions : the coalitions of that checkpoint, all layers, when they are at hand; k and affinity are then theirs.
+    coalitions : the coalitions of that checkpoint, all layers, when they are at hand, found with their own k and affinity.
 
     Raises
     ------
@@ -156,7 +162,7 @@ def compare(
     check_comparable(before, after)
     after = after.view(before.coupling)
     if coalitions is None:
-        coalitions = find_coalitions(before if coalitions_from == "before" else after, k, affinity)
+        coalitions = find_coalitions(before if coalitions_from == "before" else after, k, affinity, within_kv=within_kv)
     absolute = coalitions.affinity == "absolute"
     layers, overall = _effects(before, after, coalitions, np.abs if absolute else np.asarray, permutations, seed)
     same_text = before.provenance["text"] == after.provenance["text"]
@@ -167,6 +173,7 @@ def compare(
         coupling=before.coupling,
         affinity=coalitions.affinity,
         k=coalitions.k,
+        within_kv=coalitions.within_kv,
         strength="|G|" if absolute else "G",
         permutations=permutations,
         same_text=same_text,
@@ -243,7 +250,7 @@ def _sentence(overall: Effect, layers: tuple[LayerComparison, ...], same_text: b
     if not same_text:
         text += " The two were measured on different texts, so a part of the change is the text's."
     if np.isnan(overall.inside.low):
-        text += " There is no interval: a result holds one batch only; measure with a smaller --batch-size."
+        text += " There is no interval: a result holds one batch of rows only; measure on a longer text."
     return text
 
 

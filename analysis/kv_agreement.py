@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
@@ -43,6 +44,10 @@ class KvAgreement:
     def exact(self) -> bool:
         """The coalitions are the kv groups, head for head."""
         return self.ari == 1.0
+
+    def record(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return vars(self) | {"exact": self.exact}
 
 
 def kv_agreement(result: InteractionResult, layer: int, labels: np.ndarray) -> KvAgreement:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score
 
-from analysis.coalitions import Coalitions, LayerCoalitions, labels_at
+from analysis.coalitions import Coalitions, labels_at
 from analysis.progress import track
 from analysis.results import InteractionResult
 
@@ -60,8 +60,8 @@ def bootstrap(
         raise ValueError(f"{resamples} resamples are too few to judge stability: give at least {RESAMPLES}.")
     if batches < 2:
         raise ValueError(
-            "stability resamples the batches of the text, and this result holds one batch only: measure again with a smaller "
-            "--batch-size, so that there are at least 8 batches."
+            "stability resamples the rows of the text, and this result holds one batch of them only: measure again on a text of "
+            "at least 8 rows (more --tokens, or a smaller --seq-len), or do without with --bootstrap 0."
         )
     result = result.view(coalitions.coupling)
     judged = [entry for entry in coalitions.layers if entry.structure or coalitions.k is not None]
@@ -92,8 +92,3 @@ def _stayed(labels: np.ndarray, other: np.ndarray) -> np.ndarray:
     rows, columns = linear_sum_assignment(overlap, maximize=True)
     match = dict(zip(np.unique(labels)[rows], np.unique(other)[columns], strict=True))
     return np.array([match.get(label) == found for label, found in zip(labels, other, strict=True)])
-
-
-def confident(entry: LayerCoalitions, head: int) -> float:
-    """Confidence of a head's membership; NaN where no bootstrap judged its layer."""
-    return float("nan") if entry.stability is None else float(entry.stability.confidence[head])
