@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: out of memory ({error}). Use a smaller --batch-size, --seq-len or --dtype bfloat16.", file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 

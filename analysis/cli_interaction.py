@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
-from analysis.corpus import token_rows
+from analysis.corpus import check_request, token_rows
 from analysis.devices import processes
 from analysis.interaction import COUPLINGS, GRADIENTS
 from analysis.measurement import measure_interaction
@@ -44,7 +45,12 @@ def add_text_options(command: argparse.ArgumentParser) -> None:
 
 
 def load_from(options: argparse.Namespace) -> LoadedModel:
-    """Load the model that the options of `add_model_options` name; several processes take one device each."""
+    """Load the model that the options of `add_model_options` name; several processes take one device each.
+
+    A text that does not exist and a result that could not be written are found first.
+    """
+    check_request(options.text, options.tokens, options.seq_len)
+    _check_output(options.out)
     process = processes()
     device = str(process.device) if options.device == "auto" and process.num_processes > 1 else options.device
     report(f"loading {options.model}")
@@ -57,6 +63,12 @@ def load_from(options: argparse.Namespace) -> LoadedModel:
             device=device,
             tokenizer=options.tokenizer,
         )
+
+
+def _check_output(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--out {path} cannot be written: give a file name in a folder of yours.")
 
 
 def run_interaction(options: argparse.Namespace) -> None:

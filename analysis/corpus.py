@@ -8,7 +8,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import pydoc_data.topics
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +20,14 @@ import datasets
 import numpy as np
 import pyarrow.parquet
 import torch
+from huggingface_hub.utils import validate_repo_id
 from pyarrow import ArrowInvalid
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 THE_PILE = "monology/pile-uncopyrighted"
 _JOIN = "\n\n"
+_MARGIN = 64  # tokens: the text that follows a cut can change only the last few before it
 _WHAT_A_TEXT_IS = "A text is `builtin`, a .txt, .jsonl, .jsonl.gz or .parquet file, `pile`, or hub:ID (optionally hub:ID:split)."
 
 
@@ -55,9 +59,7 @@ def documents(source: str) -> Iterator[str]:
         return iter([text for _, text in sorted(pydoc_data.topics.topics.items())])
     if source == "pile" or source.startswith("hub:"):
         return _hub_documents(source)
-    path = Path(source).expanduser()
-    if not source.strip() or not path.is_file():
-        raise ValueError(f"there is no text {source!r}. {_WHAT_A_TEXT_IS}")
+    path = _file(source)
     readers = {".txt": _text_file, ".jsonl": _json_lines, ".jsonl.gz": _json_lines, ".parquet": _parquet}
     for ending, reader in readers.items():
         if path.name.endswith(ending):
@@ -65,9 +67,16 @@ def documents(source: str) -> Iterator[str]:
     raise ValueError(f"the text {path.name} is of no known kind. {_WHAT_A_TEXT_IS}")
 
 
+def _file(source: str) -> Path:
+    path = Path(os.path.expanduser(source))
+    if not path.is_file():
+        raise ValueError(f"there is no text {source!r}. {_WHAT_A_TEXT_IS}")
+    return path
+
+
 def _text_file(path: Path) -> Iterator[str]:
     try:
-        yield path.read_text(encoding="utf-8")
+        yield path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start:,}). Save it as UTF-8.") from error
 
@@ -78,7 +87,7 @@ def _json_lines(path: Path) -> Iterator[str]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield _row_text(path, number, line)
-        except (gzip.BadGzipFile, EOFError) as error:
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path} is a damaged gzip file ({error}). Copy or download it again.") from error
 
 
@@ -87,10 +96,14 @@ def _row_text(path: Path, number: int, line: bytes) -> str:
         row = json.loads(line)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, row {number}, is not UTF-8 text. Save it as UTF-8.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, row {number}, is not JSON ({error}).") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError(f'{path}, row {number}, has no text: each row is an object with a field "text".')
+    try:
+        row["text"].encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{path}, row {number}, holds half a character (\\ud8.. without its other half).") from error
     return row["text"]
 
 
@@ -112,17 +125,37 @@ def _parquet(path: Path) -> Iterator[str]:
 
 def _hub_documents(source: str) -> Iterator[str]:
     name, _, split = (THE_PILE if source == "pile" else source.removeprefix("hub:")).partition(":")
+    for number, row in enumerate(_hub_rows(source, name, split or "train"), start=1):
+        if not isinstance(row.get("text"), str):
+            raise ValueError(f'{source}, row {number}, has no field "text": it has {", ".join(row)}.')
+        yield row["text"]
+
+
+def _hub_rows(source: str, name: str, split: str) -> Iterator[dict[str, Any]]:
     try:
-        rows = datasets.load_dataset(name, split=split or "train", streaming=True)
-        for number, row in enumerate(rows, start=1):
-            if not isinstance(row.get("text"), str):
-                raise ValueError(f'{source}, row {number}, has no field "text": it has {", ".join(row)}.')
-            yield row["text"]
-    except (ConnectionError, FileNotFoundError, datasets.exceptions.DatasetNotFoundError) as error:
+        validate_repo_id(name)
+        yield from datasets.load_dataset(name, split=split, streaming=True)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
             f"the text {source!r} cannot be read from the hub ({type(error).__name__}: {' '.join(str(error).split())[:200]}). "
             "Connect to the network, check the name, or use `builtin` or a local file."
         ) from error
+
+
+def check_request(source: str, tokens: int, seq_len: int) -> None:
+    """Find what is wrong with a request for token rows that can be known without a model.
+
+    Raises
+    ------
+    ValueError
+        When `tokens` < `seq_len`, or there is no such text.
+    """
+    if seq_len < 2 or tokens < seq_len:
+        raise ValueError(f"{tokens} tokens do not fill one row of {seq_len}: give at least seq-len (2 or more) tokens.")
+    if source.endswith(".npy"):
+        _file(source)
+    else:
+        documents(source)
 
 
 def token_rows(source: str, tokenizer: PreTrainedTokenizerBase | None, tokens: int, seq_len: int) -> TokenRows:
@@ -135,8 +168,7 @@ def token_rows(source: str, tokenizer: PreTrainedTokenizerBase | None, tokens: i
     ValueError
         When `tokens` < `seq_len`, the text is empty or too short for one row, or there is no tokenizer.
     """
-    if seq_len < 2 or tokens < seq_len:
-        raise ValueError(f"{tokens} tokens do not fill one row of {seq_len}: give at least seq-len (2 or more) tokens.")
+    check_request(source, tokens, seq_len)
     wanted = tokens - tokens % seq_len
     ids = _stored_ids(source) if source.endswith(".npy") else _tokenize(documents(source), source, tokenizer, wanted)
     if len(ids) < seq_len:
@@ -147,41 +179,38 @@ def token_rows(source: str, tokenizer: PreTrainedTokenizerBase | None, tokens: i
 
 
 def _stored_ids(source: str) -> np.ndarray:
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise ValueError(f"there is no text {source!r}. {_WHAT_A_TEXT_IS}")
-    ids = np.load(path, allow_pickle=False)
-    if ids.dtype.kind not in "iu" or (ids < 0).any():
+    path = _file(source)
+    try:
+        ids = np.load(path, allow_pickle=False)
+        whole = ids.dtype.kind in "iu" and not (ids < 0).any()
+    except (ValueError, EOFError, OSError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged or no .npy array ({error}). Save it with numpy.save.") from error
+    if not whole:
         raise ValueError(f"{path} holds {ids.dtype}, not token ids: save an array of non-negative integers.")
     return ids.ravel().astype(np.int64)
 
 
 def _tokenize(texts: Iterable[str], source: str, tokenizer: PreTrainedTokenizerBase | None, wanted: int) -> np.ndarray:
-    """At least `wanted` tokens of the joined text, or all of it.
+    """The first tokens of the joined text, `wanted` of them or more, or all.
 
-    Documents are added until there are enough tokens, so a long or endless source is not read further than needed.
+    Documents are read, and the text tokenized, until there are enough tokens: a long or endless source is not read further
+    than needed. The cut is made in the text, not between documents, and lies so far behind the tokens that count that they
+    are those of the whole text.
     """
     if tokenizer is None:
         raise ValueError(
             "this model carries no tokenizer: give one with --tokenizer (a folder or hub id), or token ids as --text FILE.npy."
         )
-    parts: list[str] = []
-    ids: list[int] = []
-    characters, next_try = 0, 4 * wanted
-    for text in texts:
-        parts.append(text)
-        characters += len(text)
-        if characters >= next_try:
-            ids = _ids(tokenizer, parts)
-            if len(ids) > wanted:
-                break
-            next_try = 2 * characters
-    else:
-        ids = _ids(tokenizer, parts)
-    if not any(part.strip() for part in parts):
+    documents_left, parts, length, most = iter(texts), [], 0, 4 * (wanted + _MARGIN)
+    while True:
+        while length < most and (document := next(documents_left, None)) is not None:
+            parts.append(document)
+            length += len(document) + len(_JOIN)
+        text = _JOIN.join(parts)
+        ids = tokenizer(text[:most], add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) >= wanted + _MARGIN or length < most:
+            break
+        most *= 2
+    if not text.strip():
         raise ValueError(f"the text {source!r} is empty.")
     return np.asarray(ids, dtype=np.int64)
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, parts: list[str]) -> list[int]:
-    return tokenizer(_JOIN.join(parts), add_special_tokens=False, verbose=False)["input_ids"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import psutil
@@ -23,9 +24,9 @@ def pick_device(device: str = "auto") -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        torch.ones(1, device=device).item()  # `meta` is a device to torch, but holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split(". ")[0].splitlines()[0][:150]
         raise ValueError(f"the device {device!r} cannot be used on this machine ({reason}); try `auto` or `cpu`.") from error
     return torch.device(device)
 
@@ -39,8 +40,10 @@ def place(device: str, needed: int) -> str | dict[str, Any]:
 
 
 def available_memory(placement: str | dict[str, Any]) -> int:
-    """Free bytes where a model placed like this would lie."""
+    """Free bytes where a model placed like this would lie; what Accelerate leaves on the disk needs none."""
     free = psutil.virtual_memory().available
+    if isinstance(placement, dict) and "disk" in placement.values():
+        return sys.maxsize
     if isinstance(placement, dict) and "" in placement:
         device = torch.device(placement[""])
         return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free

@@ -6,18 +6,19 @@ Reading a GGUF takes 15 s or more, a safetensors copy 2 s: a file is converted o
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from filelock import FileLock
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from analysis.devices import check_memory
+from analysis.pretrained import load_tokenizer, load_weights
 from analysis.workspace import workspace_dir
 
+_ARCHITECTURES = sorted(set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer"})  # two sections of the header
 _PLAIN_TYPES = {"F32", "F16", "F64", "I8", "I16", "I32", "I64"}
 
 
@@ -54,10 +55,10 @@ def inspect_gguf(path: Path) -> GGUFInfo:
         if "GGMLQuantizationType" in str(error):
             raise ValueError(f"{path.name} uses a quantization that is not known here ({error}). {_QUANTIZATION_HELP}") from error
         raise ValueError(f"{path.name} is truncated or corrupt ({error}). {_CORRUPT_HELP}") from error
-    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+    if architecture not in _ARCHITECTURES:
         raise ValueError(
             f"{path.name} holds the architecture {architecture!r}, which transformers cannot read from GGUF. Supported: "
-            f"{', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}. Use the model's safetensors folder instead."
+            f"{', '.join(_ARCHITECTURES)}. Use the model's safetensors folder instead."
         )
     _check_quantizations(path, {tensor.tensor_type for tensor in reader.tensors})
     _check_extent(path, reader)
@@ -86,24 +87,43 @@ def _check_extent(path: Path, reader: gguf.GGUFReader) -> None:
 def converted_folder(path: Path, sha256: str) -> Path:
     """The safetensors copy (float32) of a GGUF file, made on the first call: workspace/models/gguf-<hash>.
 
-    The folder appears only when it is complete, so a conversion that was killed leaves nothing half-made behind.
+    The folder appears only when it is complete, so a conversion that was killed leaves nothing that is taken for a model.
+
+    Raises
+    ------
+    ValueError
+        When the file cannot be read (see `inspect_gguf`) or does not fit into memory.
     """
     folder = workspace_dir("models") / f"gguf-{sha256[:16]}"
     if folder.is_dir():
         return folder
     info = inspect_gguf(path)
     check_memory(path.name, info.parameters * 4, {"": "cpu"}, "float32, which it is dequantized to")
-    temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    with FileLock(folder.parent / f".{folder.name}.lock"):  # the system frees it when its process dies
+        if not folder.is_dir():  # another process may have been first
+            _convert(path, info, folder)
+    return folder
+
+
+def _convert(path: Path, info: GGUFInfo, folder: Path) -> None:
+    temporary = folder.parent / f".{folder.name}.converting"
+    shutil.rmtree(temporary, ignore_errors=True)  # of a conversion that was killed
     try:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        if hasattr(model.config, "quantization_config"):  # it would refuse to be saved
-            del model.config.quantization_config
+        model = load_weights(path.name, path.parent, gguf_file=path.name, dtype=torch.float32)
+        _check_all_read(path, info, model.num_parameters())
+        del model.config.quantization_config  # with it, and with its quantizer, the model would refuse to be saved
         model.hf_quantizer = None
         model.save_pretrained(temporary)
         if info.has_tokenizer:
-            AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(temporary)
-        if not folder.is_dir():  # another process may have been first
-            temporary.rename(folder)
+            load_tokenizer(path.name, path.parent, gguf_file=path.name).save_pretrained(temporary)
+        temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+
+
+def _check_all_read(path: Path, info: GGUFInfo, read: int) -> None:
+    if read != info.parameters:  # transformers leaves out without a word what it has no place for
+        raise ValueError(
+            f"{path.name} holds {info.parameters:,} weights and the {info.architecture} model that transformers makes of it has "
+            f"{read:,}: it would not be the same model. Use the model's safetensors folder instead."
+        )

