@@ -1,0 +1,186 @@
+"""Plotly figures for the screen: pure functions from arrays; the page's theme supplies fonts, background and grid."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from analysis.figure_data import DIVERGING, NEUTRAL_COLOR, Curve, Panel, kv_group_bounds, off_diagonal, tick_positions, tile
+
+_COLORSCALE = [[position / (len(DIVERGING) - 1), color] for position, color in enumerate(DIVERGING)]
+_BLANK = "rgba(138,138,148,0.22)"  # the diagonal, which is 1 by definition
+_OUTLINE = "rgba(110,110,120,0.9)"
+
+
+def gamma_by_layer(
+    curves: Sequence[Curve], selected: int | None = None, normalized: bool = False, height: int = 230
+) -> go.Figure:
+    """Interaction strength by layer, one curve a checkpoint; the selected layer is marked.
+
+    Parameters
+    ----------
+    curves : `x` true layer indices, `y` Gamma.
+    selected : layer to mark with a line.
+    normalized : `y` is Gamma / sqrt(H (H - 1)); changes the axis title only.
+    """
+    figure = go.Figure()
+    for curve in curves:
+        figure.add_scatter(
+            x=curve.x,
+            y=curve.y,
+            name=_escaped(curve.name),
+            mode="lines+markers",
+            line={"color": curve.color, "width": 2},
+            marker={"size": 8, "color": curve.color},
+            selected={"marker": {"opacity": 1}},
+            unselected={"marker": {"opacity": 1}},
+            hovertemplate="layer %{x}: Gamma %{y:.3g}",
+        )
+    if selected is not None:
+        figure.add_vline(x=selected, line={"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}, layer="below")
+    title = "Γ / √(H(H − 1))" if normalized else "Γ(G)"
+    figure.update_yaxes(title=title, rangemode="tozero", nticks=5, fixedrange=True)
+    span = np.concatenate([curve.x for curve in curves])
+    figure.update_xaxes(
+        title="layer", range=[span.min() - 0.5, span.max() + 0.5], fixedrange=True, tickformat="d", showgrid=False
+    )
+    return _calm(figure, height=height, legend=len(curves) > 1)
+
+
+def layer_heatmaps(panels: Sequence[Panel], limit: float) -> go.Figure:
+    """Matrices of one layer side by side on one diverging scale [-limit, limit], white at 0; square cells.
+
+    The diagonal is left blank; kv groups are outlined.
+    """
+    figure = make_subplots(1, len(panels), subplot_titles=[panel.title for panel in panels], horizontal_spacing=0.07)
+    for column, panel in enumerate(panels, start=1):
+        heads = len(panel.names)
+        trace = go.Heatmap(
+            z=off_diagonal(panel.matrix).astype(np.float32),
+            x=list(panel.names),
+            y=list(panel.names),
+            coloraxis="coloraxis",
+            hovertemplate="%{y} and %{x}: %{z:.3g}<extra></extra>",
+            hoverongaps=False,
+            xgap=1 if heads <= 16 else 0,
+            ygap=1 if heads <= 16 else 0,
+        )
+        figure.add_trace(trace, row=1, col=column)
+        for start, end in kv_group_bounds(heads, panel.n_kv_heads):
+            box = {"x0": start, "x1": end, "y0": start, "y1": end, "line": {"color": _OUTLINE, "width": 1.5}}
+            figure.add_shape(type="rect", row=1, col=column, **box)
+        labels = [panel.names[position] for position in tick_positions(heads)]
+        axis = {"tickvals": labels, "showgrid": False, "zeroline": False, "ticks": "", "constrain": "domain", "fixedrange": True}
+        figure.update_xaxes(row=1, col=column, tickangle=-90, range=[-0.5, heads - 0.5], **axis)
+        anchor = "x" if column == 1 else f"x{column}"
+        figure.update_yaxes(row=1, col=column, range=[heads - 0.5, -0.5], scaleanchor=anchor, constraintoward="top", **axis)
+    for title, panel in zip(figure.layout.annotations, panels, strict=True):
+        title.update(font={"color": panel.color, "size": 14}, yshift=6, text=_escaped(panel.title))
+    figure.update_layout(plot_bgcolor=_BLANK, coloraxis=_color_axis(limit))
+    height, width = (400, 430) if len(panels) == 1 else (340, 30 + 360 * len(panels))
+    return _calm(figure, height=height, top=44).update_layout(width=width)
+
+
+def all_layers(
+    matrices: np.ndarray, layers: np.ndarray, gamma: np.ndarray, limit: float, selected: int | None = None
+) -> go.Figure:
+    """Every layer's matrix in one raster on one scale; a click on a tile gives its layer in `customdata`.
+
+    Parameters
+    ----------
+    matrices : [layers, heads, heads].
+    layers, gamma : true index and interaction strength of each, [layers].
+    """
+    tiling = tile(matrices)
+    rows, columns = tiling.corners.T
+    middle = (tiling.n_heads - 1) / 2
+    figure = go.Figure(go.Heatmap(z=tiling.raster, coloraxis="coloraxis", hoverinfo="skip"))
+    names = [f"L{layer}" for layer in layers]
+    figure.add_scatter(
+        x=columns - 0.5,
+        y=rows - 0.5,
+        text=names,
+        mode="text",
+        textposition="top right",
+        textfont={"size": 11 if len(layers) <= 40 else 9},
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=columns + middle,
+        y=rows + middle,
+        customdata=np.column_stack([layers, np.round(gamma, 4)]),
+        mode="markers",
+        marker={"size": 50, "opacity": 0, "symbol": "square"},
+        selected={"marker": {"opacity": 0}},
+        unselected={"marker": {"opacity": 0}},
+        hovertemplate="layer %{customdata[0]}: Gamma %{customdata[1]:.3g}<extra></extra>",
+    )
+    for layer, (row, column) in zip(layers, tiling.corners - 0.5, strict=True):
+        box = {"x0": column, "x1": column + tiling.n_heads, "y0": row, "y1": row + tiling.n_heads}
+        figure.add_shape(type="rect", layer="below", fillcolor=_BLANK, line_width=0, **box)
+        line = {"color": _OUTLINE, "width": 2.5} if layer == selected else {"color": _BLANK, "width": 1}
+        figure.add_shape(type="rect", line=line, **box)
+    height, width = tiling.raster.shape
+    figure.update_xaxes(visible=False, constrain="domain", fixedrange=True, range=[-1, width])
+    figure.update_yaxes(visible=False, scaleanchor="x", constrain="domain", constraintoward="top", fixedrange=True)
+    figure.update_yaxes(range=[height - 0.5, -0.5])
+    figure.update_layout(coloraxis=_color_axis(limit))
+    return _calm(figure, height=40 + round(880 * height / width)).update_layout(width=980)
+
+
+def spectrum(curves: Sequence[Curve]) -> go.Figure:
+    """Eigenvalues of G by falling size; 1 everywhere is no coupling.
+
+    Parameters
+    ----------
+    curves : `x` rank from 1, `y` eigenvalue.
+    """
+    figure = go.Figure()
+    for curve in curves:
+        figure.add_scatter(
+            x=curve.x,
+            y=curve.y,
+            name=_escaped(curve.name),
+            mode="lines+markers",
+            line={"color": curve.color, "width": 2},
+            marker={"size": 7},
+            hovertemplate="eigenvalue %{x}: %{y:.3g}",
+        )
+    figure.add_hline(y=1, line={"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}, layer="below")
+    figure.update_xaxes(title="rank", showgrid=False, fixedrange=True, tickformat="d")
+    figure.update_yaxes(title="eigenvalue of G", rangemode="tozero", nticks=6, fixedrange=True)
+    return _calm(figure, height=320, legend=len(curves) > 1)
+
+
+def _escaped(text: str) -> str:
+    """Plotly reads HTML tags in names; a model's name may hold any sign."""
+    return html.escape(text, quote=False)
+
+
+def _color_axis(limit: float) -> dict:
+    ticks = [-limit, -limit / 2, 0, limit / 2, limit]
+    bar = {
+        "thickness": 10,
+        "outlinewidth": 0,
+        "tickvals": ticks,
+        "ticktext": [f"{tick:.3g}" for tick in ticks],
+        "len": 1,
+        "xpad": 6,
+    }
+    return {"colorscale": _COLORSCALE, "cmin": -limit, "cmax": limit, "colorbar": bar}
+
+
+def _calm(figure: go.Figure, height: int, legend: bool = False, top: int = 10) -> go.Figure:
+    figure.update_layout(
+        height=height,
+        margin={"l": 10, "r": 10, "t": 34 if legend else top, "b": 10, "pad": 0},
+        showlegend=legend,
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        hovermode="closest",
+        dragmode=False,
+    )
+    return figure
