@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ def training_arguments(config: GameLoraConfig, folder: Path) -> TrainingArgument
             save_strategy="steps",
             save_steps=config.save_every,
             report_to=config.report_to or "none",
-            disable_tqdm=not sys.stderr.isatty(),
+            disable_tqdm=True,  # RunRecorder draws the bar
         )
     except (ValueError, ImportError) as error:
         raise ValueError(f"the config does not fit this machine: {' '.join(str(error).split())}") from error

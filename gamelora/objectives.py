@@ -58,12 +58,21 @@ class DesignLayers:
         self._moments = {}
 
     @contextlib.contextmanager
-    def watch(self, batch: Mapping[str, Tensor]) -> Iterator[dict[int, Tensor]]:
+    def watch(self, batch: Mapping[str, Tensor], ahead: bool = False) -> Iterator[dict[int, Tensor]]:
         """Around one forward pass: yields layer index -> head outputs z at the valid tokens, [tokens, n_heads * d_head].
 
         z hangs on the graph of that pass, so a gradient may enter the backward pass there. The gradient that reaches the
         layer's output inside `measuring_eta` adds to the moment of eta. A recomputation by gradient checkpointing falls
         outside the block and is not seen.
+
+        Parameters
+        ----------
+        ahead : no backward pass follows this one.
+
+        Raises
+        ------
+        ValueError
+            When the backward pass would not reach a design layer.
         """
         valid = batch["attention_mask"].bool() if "attention_mask" in batch else None
         seen: dict[int, Tensor] = {}
@@ -73,8 +82,14 @@ class DesignLayers:
 
         def output(layer: AttentionLayer) -> Any:
             def hook(_module, _inputs, attention_output: Tensor) -> None:
-                if attention_output.requires_grad:
-                    attention_output.register_hook(lambda eta: self._add_moment(layer, _at(eta, valid)))
+                if ahead:
+                    return
+                if not attention_output.requires_grad:
+                    raise ValueError(
+                        f"no gradient reaches design layer {layer.index}: gradient checkpointing with reentry cuts it off (use "
+                        "use_reentrant=False), or nothing up to that layer is trained (choose a higher one)."
+                    )
+                attention_output.register_hook(lambda eta: self._add_moment(layer, _at(eta, valid)))
 
             return hook
 
@@ -109,9 +124,7 @@ class DesignLayers:
         """
         losses = []
         for layer in self.layers:
-            moment = self._moments.get(layer.index)
-            if moment is None:  # no gradient came by: every label of this process is masked, or the layer is cut off
-                moment = torch.zeros(layer.d_model, layer.d_model, device=next(layer.projection.parameters()).device)
+            moment = self._moments[layer.index]
             moment = moment if self.reduce is None else self.reduce(moment)
             G = interaction_from_moment(layer.head_weights(), moment, self.config.coupling)
             self.G[layer.index] = G.detach()

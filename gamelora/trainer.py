@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from analysis.heads import AttentionLayer, attention_layers
 from analysis.interaction import causal_loss, prediction_targets
@@ -101,6 +101,7 @@ class GameLoraTrainer(Trainer):
             data_collator=collate,
             **options,
         )
+        self.remove_callback(PrinterCallback)  # 30 numbers a step belong into metrics.jsonl
         self.config, self.loaded, self.text = config, loaded, text
         self.design = DesignLayers(design_layers, config, self._total if self.accelerator.num_processes > 1 else None)
         self.arbiter = Arbiter(config)
@@ -128,6 +129,9 @@ class GameLoraTrainer(Trainer):
         self._step = _Step(index, batches, int(predictions), int(tokens), self.arbiter.due(index) or several_layers)
         self.design.begin()
         return batches, items
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> None:
+        """Not Trainer's count, which takes its own rule for labels and needs them in every batch."""
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-batch; the last one of a step also leaves the step's gradient.
@@ -164,7 +168,7 @@ class GameLoraTrainer(Trainer):
         """Head outputs of a micro-batch at the design layers, from a pass that goes no further and keeps no graph."""
         batch = self._prepare_inputs(dict(batch))
         self._seed_dropout(self._step.index, number)
-        with torch.no_grad(), self.design.watch(batch) as outputs, _stopping_at(self.design.layers[-1]):
+        with torch.no_grad(), self.design.watch(batch, ahead=True) as outputs, _stopping_at(self.design.layers[-1]):
             causal_loss(self.model, batch)
         return {index: z.clone() for index, z in outputs.items()}
 
@@ -180,9 +184,10 @@ class GameLoraTrainer(Trainer):
 
     def _backward(self, step: _Step, loss: Tensor, outputs: Mapping[int, Tensor], decorrelation: Mapping[int, Tensor]) -> None:
         """Leaves the micro-batch's gradients with their tasks (apart) or, weighted, in `.grad` (together)."""
-        entries = [(outputs[index], gradient.to(outputs[index].dtype)) for index, gradient in decorrelation.items()]
-        if not self.arbiter.powers(step.index).get("bt"):
-            entries = []
+        entries = []
+        if self.arbiter.powers(step.index).get("bt"):
+            at = [(outputs[index], gradient) for index, gradient in decorrelation.items() if outputs[index].requires_grad]
+            entries = [(z, gradient.to(z.dtype)) for z, gradient in at]
         if step.apart:
             if entries:
                 torch.autograd.backward(*zip(*entries, strict=True), retain_graph=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from tqdm import tqdm
 from transformers import TrainerCallback
 
 from analysis.devices import processes
@@ -42,12 +43,19 @@ class RunRecorder(TrainerCallback):
         self.stopped = False
         self.latest: dict[str, Any] = {}
         self._written = 0.0
+        self._bar: tqdm | None = None
 
     def on_train_begin(self, args, state, control, **_):
         """The first status of this process."""
         if state.is_world_process_zero:
             self._status(state)
             report("training", state.global_step, state.max_steps, "step")
+            self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.run.name, unit="step")
+
+    def on_train_end(self, args, state, control, **_):
+        """No step follows."""
+        if self._bar is not None:
+            self._bar.close()
 
     def on_log(self, args, state, control, logs=None, **_):
         """A step's or an evaluation's numbers."""
@@ -61,6 +69,8 @@ class RunRecorder(TrainerCallback):
         """Progress, heartbeat, and the end when someone asked for it: all processes agree on the first one's view."""
         if state.is_world_process_zero:
             report("training", state.global_step, state.max_steps, "step")
+            self._bar.set_postfix(self.latest, refresh=False)
+            self._bar.update()
             if time.monotonic() - self._written >= _SECONDS_BETWEEN_STATUSES:
                 self._status(state)
         asked = [self.run.stop_requested()]
