@@ -170,14 +170,12 @@ def cluster_heads(
     Raises
     ------
     ValueError
-        For a k below 1 or above the number of heads, and for what `affinity_matrix` refuses.
+        For a k below 1 or above the number of heads, an unknown affinity, and a G that is not square, not symmetric, or not
+        finite (names the layer and its heads).
     """
-    matrix = affinity_matrix(G, affinity, layer)
-    if k is not None and not 1 <= k <= len(matrix):
-        raise ValueError(
-            f"{k} coalitions were asked of the {len(matrix)} heads of layer {layer}: give 1 to {len(matrix)}, or auto."
-        )
-    spectrum = HeadSpectrum.of(_within(matrix, groups))
+    spectrum = _spectrum(G, affinity, layer, groups)
+    if k is not None and not 1 <= k <= len(G):
+        raise ValueError(f"{k} coalitions were asked of the {len(G)} heads of layer {layer}: give 1 to {len(G)}, or auto.")
     trivial = 1 if groups is None else len(np.unique(np.asarray(groups)[spectrum.coupled]))
     choice = _choose(spectrum, trivial) if k is None else _given(spectrum, k, trivial)
     labels = spectrum.cut(choice.k)
@@ -189,12 +187,31 @@ def cluster_heads(
 
 def labels_at(G: np.ndarray, k: int, affinity: str, layer: int = 0, groups: Sequence[int] | None = None) -> np.ndarray:
     """Only the labels of `cluster_heads` with a given k: what a bootstrap repeats."""
-    spectrum = HeadSpectrum.of(_within(affinity_matrix(G, affinity, layer), groups))
+    spectrum = _spectrum(G, affinity, layer, groups)
     return spectrum.cut(spectrum.feasible(k - int(spectrum.isolated.sum())))
 
 
-def _within(affinity: np.ndarray, groups: Sequence[int] | None) -> np.ndarray:
-    return affinity if groups is None else np.where(np.equal.outer(groups, groups), affinity, 0.0)
+def _spectrum(G: np.ndarray, affinity: str, layer: int, groups: Sequence[int] | None) -> HeadSpectrum:
+    _check(np.asarray(G), layer)
+    matrix = affinity_matrix(G, affinity)
+    return HeadSpectrum.of(matrix if groups is None else np.where(np.equal.outer(groups, groups), matrix, 0.0))
+
+
+def _check(G: np.ndarray, layer: int) -> None:
+    if G.ndim != 2 or G.shape[0] != G.shape[1] or not len(G):
+        raise ValueError(f"layer {layer}: G is {G.shape}, not [heads, heads].")
+    bad = ~np.isfinite(G)
+    if bad.any():
+        broken = (bad | np.eye(len(G), dtype=bool)).all(axis=1)  # one broken head spoils a column of all others
+        heads = np.flatnonzero(broken if broken.any() else bad.any(axis=1))
+        raise ValueError(
+            f"layer {layer}: G is not a number at {', '.join(head_name(layer, int(head)) for head in heads)}. "
+            "Measure this layer again, in float32 or bfloat16, or choose other layers."
+        )
+    if not np.allclose(G, G.T, atol=1e-6):
+        raise ValueError(
+            f"layer {layer}: G is not symmetric (off by {np.abs(G - G.T).max():.3g}), so it is no head interaction matrix."
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,15 +14,13 @@ import numpy as np
 from scipy.sparse.csgraph import connected_components
 from sklearn.cluster import SpectralClustering
 
-from analysis.heads import head_name
-
 AFFINITIES = ("positive", "absolute", "shifted")
 TIE = 1e-8  # eigenvalues nearer than this are equal: a cut between them would be arbitrary
 _UNCOUPLED = 1e-12  # below the rounding of a cosine in float64
 
 
-def affinity_matrix(G: np.ndarray, name: str = "positive", layer: int = 0) -> np.ndarray:
-    """Non-negative affinity of a layer's heads, a copy of G with zero diagonal, [heads, heads].
+def affinity_matrix(G: np.ndarray, name: str = "positive") -> np.ndarray:
+    """Non-negative affinity of a layer's heads, a copy of the symmetric, finite G with zero diagonal, [heads, heads].
 
     "positive" max(G, 0): heads that pull against each other have none. "absolute" |G|: they have as much as heads that pull
     together. "shifted" (1 + G) / 2. A head without any coupling (pruned, or off-diagonals all 0) has no affinity in any.
@@ -30,35 +28,17 @@ def affinity_matrix(G: np.ndarray, name: str = "positive", layer: int = 0) -> np
     Raises
     ------
     ValueError
-        When G is not square, not symmetric, or not finite (names the layer and its heads), or the affinity is unknown.
+        When the affinity is unknown.
     """
     if name not in AFFINITIES:
         raise ValueError(f"the affinity {name!r} is not one of {', '.join(AFFINITIES)}.")
     G = np.array(G, dtype=np.float64)
-    _check(G, layer)
     np.fill_diagonal(G, 0)
     uncoupled = np.abs(G).max(axis=1) <= _UNCOUPLED
     affinity = {"positive": np.maximum(G, 0), "absolute": np.abs(G), "shifted": np.maximum((1 + G) / 2, 0)}[name]
     affinity[uncoupled, :] = affinity[:, uncoupled] = 0
     np.fill_diagonal(affinity, 0)
     return affinity
-
-
-def _check(G: np.ndarray, layer: int) -> None:
-    if G.ndim != 2 or G.shape[0] != G.shape[1] or not len(G):
-        raise ValueError(f"layer {layer}: G is {G.shape}, not [heads, heads].")
-    bad = ~np.isfinite(G)
-    if bad.any():
-        broken = (bad | np.eye(len(G), dtype=bool)).all(axis=1)  # one broken head spoils a column of all others
-        heads = np.flatnonzero(broken if broken.any() else bad.any(axis=1))
-        raise ValueError(
-            f"layer {layer}: G is not a number at {', '.join(head_name(layer, int(head)) for head in heads)}. "
-            "Measure this layer again, in float32 or bfloat16, or choose other layers."
-        )
-    if not np.allclose(G, G.T, atol=1e-6):
-        raise ValueError(
-            f"layer {layer}: G is not symmetric (off by {np.abs(G - G.T).max():.3g}), so it is no head interaction matrix."
-        )
 
 
 def laplacian_eigenvalues(affinity: np.ndarray) -> np.ndarray:
