@@ -1,0 +1,80 @@
+"""The score table: one line a score, one column a checkpoint, the paper's Table 1 beside it; as CSV and as LaTeX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis.hallucination.evaluation import TaskScore
+from analysis.hallucination.prediction import Checkpoint
+
+# score -> (CE LoRA, GAME-LoRA) on Qwen2.5-0.5B (method.md section 7) [R]
+PAPER_TABLE = {
+    "halueval_dialogue": (0.458, 0.491),
+    "halueval_qa": (0.376, 0.445),
+    "halueval_summarization": (0.438, 0.500),
+    "memo_trap": (0.642, 0.650),
+    "truthfulqa_mc1": (0.252, 0.263),
+    "truthfulqa_mc2": (0.401, 0.412),
+    "mmlu": (0.477, 0.469),
+    "nq": (0.066, 0.067),
+    "popqa": (0.111, 0.112),
+    "winogrande": (0.573, 0.565),
+    "wikitext": (0.784, 0.786),
+}
+PAPER_COLUMNS = ("paper: CE LoRA", "paper: GAME-LoRA")
+
+
+def score_table(checkpoints: Sequence[Checkpoint]) -> pd.DataFrame:
+    """All scores of the checkpoints, a line each: score, kind, title, then for each checkpoint value, error, n, invalid,
+    unparsed and length_only, and the paper's two columns (NaN where the paper has none).
+    """
+    lines: dict[str, dict] = {}
+    for point in checkpoints:
+        for evaluation in point.evaluations.values():
+            for score in evaluation.scores():
+                line = lines.setdefault(score.name, {"score": score.name, "kind": score.kind, "title": score.title})
+                for field in ("value", "standard_error", "n", "invalid", "unparsed", "length_only"):
+                    line[f"{point.name}: {field}"] = getattr(score, field)
+    for name, line in lines.items():
+        line.update(zip(PAPER_COLUMNS, PAPER_TABLE.get(name, (math.nan, math.nan)), strict=True))
+    return pd.DataFrame(list(lines.values())).sort_values(["kind", "score"], ignore_index=True)
+
+
+def latex_table(checkpoints: Sequence[Checkpoint]) -> str:
+    """The table for a paper (booktabs): value and standard error of each checkpoint, the paper's own values last."""
+    scores: dict[str, dict[str, TaskScore]] = {}
+    for point in checkpoints:
+        for evaluation in point.evaluations.values():
+            for score in evaluation.scores():
+                scores.setdefault(score.name, {})[point.name] = score
+    head = ["Task", *(latex_text(point.name) for point in checkpoints), *map(latex_text, PAPER_COLUMNS)]
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", " & ".join(head) + r" \\", r"\midrule"]
+    for name, found in sorted(scores.items(), key=lambda item: (next(iter(item[1].values())).kind, item[0])):
+        some = next(iter(found.values()))
+        title = latex_text(some.title) + ("" if some.higher_is_better else r" BPB $\downarrow$")
+        cells = [_latex_score(found.get(point.name)) for point in checkpoints]
+        paper = [f"{value:.3f}" for value in PAPER_TABLE.get(name, ())] or ["--", "--"]
+        lines.append(" & ".join([title, *cells, *paper]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _latex_score(score: TaskScore | None) -> str:
+    if score is None or math.isnan(score.value):
+        return "--"
+    return f"{score.value:.3f}" if math.isnan(score.standard_error) else rf"{score.value:.3f} $\pm$ {score.standard_error:.3f}"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+def latex_text(text: str) -> str:
+    """Text with every character that means something to LaTeX escaped."""
+    return "".join(_LATEX.get(character, character) for character in text)
