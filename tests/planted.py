@@ -10,6 +10,7 @@ D_MODEL, D_HEAD = 64, 8
 def planted_result(
     labels,
     strength: float = 0.7,
+    common: float = 0.0,
     noise: float = 0.0,
     layers: int = 1,
     batches: int = 8,
@@ -20,15 +21,17 @@ def planted_result(
 ) -> InteractionResult:
     """A result whose heads share `strength` of their variance within the coalitions `labels`, [heads], in both couplings.
 
-    `noise` is the standard deviation of what is added to each batch's gradients.
+    `common` is the share of the variance that all heads have in common, `noise` the standard deviation of what is added to
+    each batch's gradients. The result has `layers` layers and `batches` batches of equal size.
     """
     labels = np.asarray(labels)
     heads, generator = len(labels), np.random.default_rng(seed)
 
     def vectors(width: int, extra: float = 0.0) -> np.ndarray:  # [heads, width]
         shared = generator.normal(size=(labels.max() + 1, width))[labels]
-        own = generator.normal(size=(heads, width))
-        return np.sqrt(strength) * shared + np.sqrt(1 - strength) * own + extra * generator.normal(size=(heads, width))
+        own, everyone = generator.normal(size=(heads, width)), generator.normal(size=width)
+        together = np.sqrt(common) * everyone + np.sqrt(strength) * shared + np.sqrt(1 - strength - common) * own
+        return together + extra * generator.normal(size=(heads, width))
 
     def gram(width: int, extra: float = 0.0) -> np.ndarray:
         v = vectors(width, extra)
