@@ -300,15 +300,17 @@ def test_a_projection_trained_in_full_is_read_where_it_is_used():
     )
 
 
+@pytest.mark.parametrize("adapter", [None, "dora"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_head_weights_are_float32_whatever_the_model(architecture, dtype):
-    model = with_adapter(tiny_model(architecture).to(dtype), use_dora=True)
-    weights = attention_layers(model)[0].head_weights()
+def test_head_weights_are_float32_whatever_the_model(architecture, dtype, adapter):
+    half, exact = tiny_model(architecture).to(dtype), tiny_model(architecture)
+    if adapter:
+        half, exact = (with_adapter(model, **ADAPTERS[adapter]) for model in (half, exact))
+    weights = attention_layers(half)[0].head_weights()
     assert weights.dtype == torch.float32
-    exact = attention_layers(with_adapter(tiny_model(architecture), use_dora=True))[0].head_weights()
-    torch.testing.assert_close(weights, exact, atol=0.02, rtol=0.02)
-    assert next(model.parameters()).dtype == dtype
+    torch.testing.assert_close(weights, attention_layers(exact)[0].head_weights(), atol=0.02, rtol=0.02)
+    assert next(half.parameters()).dtype == dtype
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,14 @@ def test_cosine_is_a_correlation_matrix(scale):
     torch.testing.assert_close(got, unit @ unit.T, atol=1e-5, rtol=0)
 
 
+def test_cosine_of_parallel_vectors_stays_within_one():
+    vectors = random(200, 3, seed=3)
+    vectors[100:] = 3 * vectors[:100]
+    got = cosine(vectors @ vectors.T)
+    assert got.abs().max() <= 1
+    torch.testing.assert_close(got[:100, 100:].diagonal(), torch.ones(100))
+
+
 def test_cosine_of_a_zero_member():
     vectors = random(4, 3)
     vectors[2] = 0
