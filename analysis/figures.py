@@ -57,6 +57,7 @@ def layer_heatmaps(panels: Sequence[Panel], limit: float) -> go.Figure:
     The diagonal is left blank; kv groups are outlined.
     """
     figure = make_subplots(1, len(panels), subplot_titles=[panel.title for panel in panels], horizontal_spacing=0.07)
+    boxes = []
     for column, panel in enumerate(panels, start=1):
         heads = len(panel.names)
         trace = go.Heatmap(
@@ -70,17 +71,16 @@ def layer_heatmaps(panels: Sequence[Panel], limit: float) -> go.Figure:
             ygap=1 if heads <= 16 else 0,
         )
         figure.add_trace(trace, row=1, col=column)
-        for start, end in kv_group_bounds(heads, panel.n_kv_heads):
-            box = {"x0": start, "x1": end, "y0": start, "y1": end, "line": {"color": _OUTLINE, "width": 1.5}}
-            figure.add_shape(type="rect", row=1, col=column, **box)
         labels = [panel.names[position] for position in tick_positions(heads)]
         axis = {"tickvals": labels, "showgrid": False, "zeroline": False, "ticks": "", "constrain": "domain", "fixedrange": True}
         figure.update_xaxes(row=1, col=column, tickangle=-90, range=[-0.5, heads - 0.5], **axis)
         anchor = "x" if column == 1 else f"x{column}"
+        axes = {"xref": anchor, "yref": anchor.replace("x", "y"), "line": {"color": _OUTLINE, "width": 1.5}}
+        boxes += [_square(start, start, end - start, **axes) for start, end in kv_group_bounds(heads, panel.n_kv_heads)]
         figure.update_yaxes(row=1, col=column, range=[heads - 0.5, -0.5], scaleanchor=anchor, constraintoward="top", **axis)
     for title, panel in zip(figure.layout.annotations, panels, strict=True):
         title.update(font={"color": panel.color, "size": 14}, yshift=6, text=_escaped(panel.title))
-    figure.update_layout(plot_bgcolor=_BLANK, coloraxis=_color_axis(limit))
+    figure.update_layout(plot_bgcolor=_BLANK, shapes=boxes, coloraxis=_color_axis(limit))
     height, width = (400, 430) if len(panels) == 1 else (340, 30 + 360 * len(panels))
     return _calm(figure, height=height, top=44).update_layout(width=width)
 
@@ -119,16 +119,15 @@ def all_layers(
         unselected={"marker": {"opacity": 0}},
         hovertemplate="layer %{customdata[0]}: Gamma %{customdata[1]:.3g}<extra></extra>",
     )
+    frames = []
     for layer, (row, column) in zip(layers, tiling.corners - 0.5, strict=True):
-        box = {"x0": column, "x1": column + tiling.n_heads, "y0": row, "y1": row + tiling.n_heads}
-        figure.add_shape(type="rect", layer="below", fillcolor=_BLANK, line_width=0, **box)
-        line = {"color": _OUTLINE, "width": 2.5} if layer == selected else {"color": _BLANK, "width": 1}
-        figure.add_shape(type="rect", line=line, **box)
+        line = {"color": _OUTLINE, "width": 5} if layer == selected else {"color": _BLANK, "width": 2}
+        frames.append(_square(column, row, tiling.n_heads, layer="below", fillcolor=_BLANK, line=line))
     height, width = tiling.raster.shape
     figure.update_xaxes(visible=False, constrain="domain", fixedrange=True, range=[-1, width])
     figure.update_yaxes(visible=False, scaleanchor="x", constrain="domain", constraintoward="top", fixedrange=True)
     figure.update_yaxes(range=[height - 0.5, -0.5])
-    figure.update_layout(coloraxis=_color_axis(limit))
+    figure.update_layout(shapes=frames, coloraxis=_color_axis(limit))
     return _calm(figure, height=40 + round(880 * height / width)).update_layout(width=980)
 
 
@@ -159,6 +158,11 @@ def spectrum(curves: Sequence[Curve]) -> go.Figure:
 def _escaped(text: str) -> str:
     """Plotly reads HTML tags in names; a model's name may hold any sign."""
     return html.escape(text, quote=False)
+
+
+def _square(x: float, y: float, size: float, **style) -> dict:
+    """A shape; many are set at once, because Plotly checks all of them again at each that is added."""
+    return {"type": "rect", "x0": x, "x1": x + size, "y0": y, "y1": y + size, **style}
 
 
 def _color_axis(limit: float) -> dict:

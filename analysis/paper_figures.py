@@ -22,8 +22,7 @@ FORMATS = {"svg": "image/svg+xml", "pdf": "application/pdf", "png": "image/png"}
 # Set once for the process: a context around savefig would not be safe with two browser sessions drawing at a time.
 matplotlib.rcParams.update({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "gamelora"})
 _NO_DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-_COLORMAP = LinearSegmentedColormap.from_list("head interaction", DIVERGING)
-_COLORMAP.set_bad("#e3e3e8")
+_COLORMAP = LinearSegmentedColormap.from_list("head interaction", DIVERGING).with_extremes(bad="#e3e3e8")
 
 
 def gamma_figure(curves: Sequence[Curve], normalized: bool = False) -> Figure:

@@ -69,8 +69,10 @@ def _stale_notice(label: str, measurement: Measurement, asked: MeasurementReques
     """Say when the sidebar asks for another text than the one on screen was measured on, with the button that gets it."""
     known = measurement.provenance
     text, request = known["text"], request_like(known, asked.text, asked.tokens)
-    same_text = text.get("source") == asked.text and text["tokens"] == asked.tokens - asked.tokens % text["seq_len"]
-    if same_text or request.name == measurement.name:
+    merged = "merged" in text  # there is no one text to compare with
+    if merged or request.name == measurement.name:
+        return
+    if text["source"] == asked.text and text["tokens"] == asked.tokens - asked.tokens % text["seq_len"]:
         return
     with st.container(border=True, horizontal=True, vertical_alignment="center", key=f"stale_{label}"):
         wanted = f"{text_name(asked.text)}, {asked.tokens:,} tokens"
