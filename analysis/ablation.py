@@ -20,8 +20,10 @@ import torch
 from scipy.stats import bootstrap
 from torch import Tensor, nn
 
+from analysis.hallucination.data import Items
 from analysis.heads import AttentionLayer, frozen, head_name, head_outputs
 from analysis.interaction import causal_loss
+from analysis.models import LoadedModel
 from analysis.progress import track
 from analysis.records import read_record, write_record
 
@@ -156,7 +158,7 @@ class Scores:
     weights: np.ndarray
 
 
-Measure = Callable[[], Scores]  # scores the model as it is at the moment of the call
+Measure = Callable[[], dict[str, Scores]]  # scores the model as it is at the moment of the call, by name
 
 
 def cross_entropy(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> Scores:
@@ -165,6 +167,15 @@ def cross_entropy(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> 
         rows = [causal_loss(model, batch) for batch in batches]
     loss, tokens = (torch.cat(parts).cpu().numpy().astype(np.float64) for parts in zip(*rows, strict=True))
     return Scores(loss, tokens)
+
+
+def benchmark_scores(loaded: LoadedModel, items: Items, batch_size: int) -> dict[str, Scores]:
+    """Every score of a benchmark, by item; NaN for an item that cannot be scored."""
+    from analysis.hallucination.evaluation import evaluate_benchmark  # here, because lm_eval takes seconds to import
+
+    evaluation = evaluate_benchmark(loaded, items, batch_size)
+    scored = {name: evaluation.items(name) for name in evaluation.score_names}
+    return {name: Scores(rows["value"].to_numpy(float), rows["weight"].to_numpy(float)) for name, rows in scored.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,12 +187,30 @@ class Effect:
     whole, ablated : sums of the whole model and without the set, [units].
     random : sums without each random set, [sets, units].
     weights : [units].
+    left_out : units that are in none of these, because some trial could not score them.
     """
 
     whole: np.ndarray
     ablated: np.ndarray
     random: np.ndarray
     weights: np.ndarray
+    left_out: int = 0
+
+    @staticmethod
+    def of(name: str, trials: Sequence[Scores]) -> Effect:
+        """From the scores of the whole model, without the set, and without each random set.
+
+        Raises
+        ------
+        ValueError
+            When there is no unit that every trial could score.
+        """
+        sums, weights = np.stack([trial.sums for trial in trials]), trials[0].weights
+        scored = np.isfinite(sums).all(axis=0) & (weights > 0)
+        if not scored.any():
+            raise ValueError(f"{name}: nothing was scored by the model both whole and ablated; is the model finite?")
+        sums = sums[:, scored]
+        return Effect(sums[0], sums[1], sums[2:], weights[scored], int((~scored).sum()))
 
     @property
     def baseline(self) -> float:
@@ -250,7 +279,7 @@ class AblationResult:
     mode : "zero" or "mean".
     match : how the random sets match it, of `MATCHES`.
     random_heads : each random set, as names.
-    effects : measure -> Effect; "cross-entropy" is in nats per token.
+    effects : measure -> Effect; "cross-entropy" is in nats per token, a benchmark's score in its own unit.
     provenance : model, adapter, text, seed and versions.
     """
 
@@ -277,7 +306,7 @@ class AblationResult:
         record = read_record(path, "ablation")
         parts = ("whole", "ablated", "random", "weights")
         effects = {
-            measure: Effect(**{part: np.array(values[part], dtype=np.float64) for part in parts})
+            measure: Effect(*(np.array(values[part], dtype=np.float64) for part in parts), values["left_out"])
             for measure, values in record["effects"].items()
         }
         settings = {name: record[name] for name in ("heads", "mode", "match", "random_heads", "provenance")}
@@ -285,7 +314,7 @@ class AblationResult:
 
 
 def ablation_effects(
-    measures: Mapping[str, Measure],
+    measure: Measure,
     layers: Sequence[AttentionLayer],
     heads: Sequence[Head],
     sets: Sequence[Sequence[Head]],
@@ -295,16 +324,17 @@ def ablation_effects(
 
     Parameters
     ----------
-    measures : name -> function that scores the model under test, such as `lambda: cross_entropy(model, batches)`.
+    measure : scores the model, such as `lambda: {"cross-entropy": cross_entropy(model, batches)}`.
     means : from `mean_outputs`, for mean ablation; zero ablation otherwise.
+
+    Raises
+    ------
+    ValueError
+        When a measure has no unit that all trials could score.
     """
-    trials = [(), heads, *sets]
-    scores: dict[str, list[Scores]] = {name: [] for name in measures}
+    trials: list[Sequence[Head]] = [(), heads, *sets]
+    scores = []
     for trial in track(trials, "ablating", len(trials), "set"):
         with ablated(layers, trial, means):
-            for name, measure in measures.items():
-                scores[name].append(measure())
-    return {
-        name: Effect(runs[0].sums, runs[1].sums, np.stack([run.sums for run in runs[2:]]), runs[0].weights)
-        for name, runs in scores.items()
-    }
+            scores.append(measure())
+    return {name: Effect.of(name, [trial[name] for trial in scores]) for name in scores[0]}

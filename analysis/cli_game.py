@@ -14,8 +14,11 @@ from analysis.ablation import (
     MATCHES,
     MODES,
     AblationResult,
+    Effect,
     Head,
+    Scores,
     ablation_effects,
+    benchmark_scores,
     cross_entropy,
     mean_outputs,
     parse_heads,
@@ -27,6 +30,8 @@ from analysis.corpus import TokenRows, token_rows
 from analysis.game import LOW_EFFECT, VIF_THRESHOLD, free_riders, redundant
 from analysis.game_result import BENEFITS, GameResult, play
 from analysis.gauge import gauge_check
+from analysis.hallucination.benchmarks import named
+from analysis.hallucination.data import load_items
 from analysis.head_values import HeadValues, measure_head_values
 from analysis.heads import head_name
 from analysis.interaction import COUPLINGS, rows_to_batches
@@ -56,6 +61,10 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     what = "L3H7,L3H8, or coalition:LAYER:NUMBER, or free-riders"
     ablate.add_argument("--heads", required=True, metavar="HEADS", help=what)
     ablate.add_argument("--mode", choices=MODES, default="zero", help="heads write nothing, or their mean over the text")
+    score_too = "score this benchmark too, whole and without each set of heads; see `evaluate --tasks`"
+    ablate.add_argument("--benchmark", metavar="NAME", help=score_too)
+    ablate.add_argument("--data", type=Path, metavar="DIR", help="folder with the benchmark's rows; as for `evaluate`")
+    ablate.add_argument("--limit", type=int, metavar="N", help="items of the benchmark, at most")
     ablate.add_argument("--random-sets", type=int, default=FEWEST_RANDOM_SETS, help="sets of as many heads to compare with")
     ablate.add_argument("--match", choices=MATCHES, default="size", help="random heads from anywhere, or the same layers")
     ablate.add_argument("--seed", type=int, default=0, help="of the random sets")
@@ -193,32 +202,52 @@ def _named(result: InteractionResult, chosen: np.ndarray) -> list[Head]:
 
 
 def run_ablate(options: argparse.Namespace) -> None:
-    """Ablate a set of heads and random sets on one text."""
+    """Ablate a set of heads and random sets, and measure the loss on one text and a benchmark if there is one."""
     _require_json(options.out)
+    benchmarks = named([options.benchmark]) if options.benchmark else []
+    items = [load_items(benchmark, options.data, options.limit) for benchmark in benchmarks]  # before the model takes its time
     loaded, text = _open(options)
     batches = rows_to_batches(text.rows, options.batch_size)
     heads = _chosen_heads(options, loaded, text)
     sets = random_sets(loaded.layers, heads, options.random_sets, options.seed, options.match)
     means = mean_outputs(loaded.model, loaded.layers, batches) if options.mode == "mean" else None
-    measures = {"cross-entropy": lambda: cross_entropy(loaded.model, batches)}
-    effects = ablation_effects(measures, loaded.layers, heads, sets, means)
+
+    def measure() -> dict[str, Scores]:
+        scores = {"cross-entropy": cross_entropy(loaded.model, batches)}
+        for part in items:
+            scores |= benchmark_scores(loaded, part, options.batch_size)
+        return scores
+
+    effects = ablation_effects(measure, loaded.layers, heads, sets, means)
     settings = {"heads": options.heads, "seed": options.seed, "coupling": options.coupling}
+    read = {part.benchmark.name: part.provenance for part in items}
     result = AblationResult(
         heads=[head_name(*head) for head in heads],
         mode=options.mode,
         match=options.match,
         random_heads=[[head_name(*head) for head in chosen] for chosen in sets],
         effects=effects,
-        provenance={**loaded.provenance, "text": text.provenance, "settings": settings, "versions": versions()},
+        provenance={
+            **loaded.provenance,
+            "text": text.provenance,
+            "benchmarks": read,
+            "settings": settings,
+            "versions": versions(),
+        },
     )
     result.save(options.out)
-    effect = effects["cross-entropy"]
+    print(f"{options.out}: {options.mode} ablation of {', '.join(result.heads)} beside {len(sets)} random sets")
+    for name, effect in effects.items():
+        print(f"{name}: {_effect_in_words(effect)}")
+
+
+def _effect_in_words(effect: Effect) -> str:
     low, high = effect.interval or (float("nan"), float("nan"))
-    print(
-        f"{options.out}: without {', '.join(result.heads)} the cross-entropy changes by {effect.effect:+.4f} nats per token "
-        f"(95 % {low:+.4f} to {high:+.4f}), without {len(sets)} random sets by {effect.random_effects.mean():+.4f} on average "
-        f"({effect.random_effects.min():+.4f} to {effect.random_effects.max():+.4f}); p larger {effect.p_larger:.3f}, "
-        f"p smaller {effect.p_smaller:.3f}"
+    random = effect.random_effects
+    return (
+        f"{effect.baseline:.4f} changes by {effect.effect:+.4f} (95 % {low:+.4f} to {high:+.4f}), random sets by "
+        f"{random.mean():+.4f} on average ({random.min():+.4f} to {random.max():+.4f}); p as large {effect.p_larger:.3f}, "
+        f"p as small {effect.p_smaller:.3f}, n = {len(effect.weights)}"
     )
 
 

@@ -9,19 +9,25 @@ import torch
 from analysis.ablation import (
     AblationResult,
     Effect,
+    Scores,
     ablated,
     ablation_effects,
+    benchmark_scores,
     cross_entropy,
     mean_outputs,
     parse_heads,
     random_sets,
 )
 from analysis.corpus import TokenRows
+from analysis.hallucination.benchmarks import BENCHMARKS
+from analysis.hallucination.data import load_items
+from analysis.hallucination.evaluation import evaluate_benchmark
 from analysis.head_values import HeadValues, first_order_values, measure_head_values
 from analysis.heads import attention_layers, head_outputs
 from analysis.interaction import causal_loss, rows_to_batches
 from analysis.models import LoadedModel
 from tests.tiny import ARCHITECTURES, padded_batch, tiny_model, tiny_rows, with_adapter
+from tests.tiny_text import tiny_loaded
 
 PADDED = [padded_batch([tiny_rows(1, length, seed=length)[0] for length in (12, 7)])]
 
@@ -76,7 +82,7 @@ def test_hooks_are_removed_also_after_an_exception():
         assert hooks(model) == 1
         raise RuntimeError
     with pytest.raises(RuntimeError):
-        ablation_effects({"broken": broken}, layers, [(0, 0), (1, 2)], [[(0, 1), (1, 1)]])
+        ablation_effects(broken, layers, [(0, 0), (1, 2)], [[(0, 1), (1, 1)]])
     assert hooks(model) == 0
     torch.testing.assert_close(logits(model), before, atol=0, rtol=0)
 
@@ -164,7 +170,7 @@ def test_effects_are_the_losses_with_and_without():
     layers, batches = attention_layers(model), [*rows_to_batches(tiny_rows(5, 9), 2), *PADDED]
     heads = [(0, 0), (1, 1)]
     sets = random_sets(layers, heads, 20)
-    effect = ablation_effects({"ce": lambda: cross_entropy(model, batches)}, layers, heads, sets)["ce"]
+    effect = ablation_effects(lambda: {"ce": cross_entropy(model, batches)}, layers, heads, sets)["ce"]
     assert effect.random.shape == (20, 7) and effect.weights.tolist() == [8] * 5 + [11, 6]
     with torch.no_grad():
         whole, tokens = zip(*(causal_loss(model, batch) for batch in batches), strict=True)
@@ -190,11 +196,37 @@ def test_intervals_cover_and_p_counts_the_sets():
     assert Effect(zero[:1], zero[:1], zero[None, :1], np.ones(1)).interval is None
 
 
+def test_units_that_some_trial_cannot_score_are_counted_and_left_out():
+    weights = np.array([2.0, 2.0, 1.0, 0.0])  # a row without a prediction has no weight
+    whole, without = Scores(np.array([1.0, 2.0, np.nan, 0.0]), weights), Scores(np.array([3.0, 2.0, 1.0, 0.0]), weights)
+    effect = Effect.of("score", [whole, without, without])
+    assert effect.left_out == 2 and effect.effect == pytest.approx(0.5) and effect.random.shape == (1, 2)
+    with pytest.raises(ValueError, match="score: nothing was scored"):
+        Effect.of("score", [Scores(np.full(2, np.nan), np.ones(2))] * 3)
+
+
+def test_a_benchmark_is_scored_with_and_without_the_heads():
+    tiny = tiny_loaded()
+    items = load_items(BENCHMARKS["builtin_mc"], limit=6)
+    heads, sets = [(0, 1), (1, 2)], [[(0, 0), (1, 0)], [(0, 2), (1, 3)]]
+    effects = ablation_effects(lambda: benchmark_scores(tiny, items, 4), tiny.layers, heads, sets)
+    assert list(effects) == ["builtin_mc1", "builtin_mc2"] and hooks(tiny.model) == 0
+    with torch.no_grad():
+        for layer, head in heads:
+            width = tiny.layers[layer].d_head
+            tiny.layers[layer].projection.weight[:, head * width : (head + 1) * width] = 0
+    without = evaluate_benchmark(tiny, items, 4)
+    for name, effect in effects.items():
+        assert effect.random.shape == (2, 6)
+        np.testing.assert_allclose(effect.ablated, without.items(name)["value"], atol=1e-5)
+    assert (effects["builtin_mc2"].ablated != effects["builtin_mc2"].whole).any()
+
+
 def test_result_file_reads_back_and_repeats(tmp_path):
     model = tiny_model("llama")
     layers, batches = attention_layers(model), rows_to_batches(tiny_rows(4), 2)
     for name in ("a", "b"):
-        effects = ablation_effects({"cross-entropy": lambda: cross_entropy(model, batches)}, layers, [(0, 0)], [((1, 1),)])
+        effects = ablation_effects(lambda: {"cross-entropy": cross_entropy(model, batches)}, layers, [(0, 0)], [((1, 1),)])
         AblationResult(["L0H0"], "zero", "size", [["L1H1"]], effects, {"seed": 0}).save(tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     read = AblationResult.load(tmp_path / "a")
@@ -235,6 +267,8 @@ def test_head_values_sum_over_batches_and_ablate_the_chosen_heads(tmp_path):
     values = measure_head_values(loaded(model), text, batch_size=2, ablate=[(1, 2)])
     together = measure_head_values(loaded(model), text, batch_size=5)
     np.testing.assert_allclose(values.first_order, together.first_order, atol=1e-6)
+    summed, tokens = first_order_values(model, attention_layers(model), {"input_ids": text.rows})
+    np.testing.assert_allclose(values.first_order, summed / tokens, atol=1e-6)
     assert np.argwhere(np.isfinite(values.effect)).tolist() == [[1, 2]] and np.isnan(together.effect).all()
     batches = rows_to_batches(text.rows, 5)
     base = cross_entropy(model, batches)

@@ -16,6 +16,7 @@ from analysis.heads import attention_layers
 from analysis.measurement import measure_interaction
 from analysis.models import load_model
 from tests.tiny import tiny_model, tiny_rows
+from tests.tiny_text import tiny_loaded
 
 
 def run(command):
@@ -83,7 +84,7 @@ def test_ablate_by_name_coalition_and_as_free_riders(measured, capsys):
     run(["ablate", *model_and_text(measured), "--heads", "L1H2,L0H3", "--mode", "mean", "--out", out])
     named = AblationResult.load(out)
     assert named.heads == ["L0H3", "L1H2"] and named.mode == "mean" and len(named.random_heads) == 20
-    assert "without L0H3, L1H2 the cross-entropy changes by" in capsys.readouterr().out
+    assert "mean ablation of L0H3, L1H2 beside 20 random sets" in capsys.readouterr().out
 
     run(["ablate", *model_and_text(measured), "--heads", "coalition:1:0", "--k", 2, "--match", "layer", "--out", out])
     coalition = AblationResult.load(out)
@@ -95,6 +96,18 @@ def test_ablate_by_name_coalition_and_as_free_riders(measured, capsys):
     run(command)  # measured anew: the same heads
     assert AblationResult.load(out).heads == found.heads and {"L0H0", "L0H1"} <= set(found.heads)
     assert abs(found.effects["cross-entropy"].effect) < found.effects["cross-entropy"].random_effects.max()
+
+
+def test_ablate_scores_a_benchmark_too(measured, capsys):
+    tiny = tiny_loaded()
+    tiny.model.save_pretrained(measured / "reader")
+    tiny.tokenizer.save_pretrained(measured / "reader")
+    command = ["ablate", "--model", measured / "reader", "--tokens", 128, "--seq-len", 64, "--heads", "L0H0"]
+    run([*command, "--benchmark", "builtin_traps", "--limit", 4, "--out", measured / "a.json"])
+    result = AblationResult.load(measured / "a.json")
+    assert set(result.effects) == {"cross-entropy", "builtin_traps"}
+    assert result.effects["builtin_traps"].random.shape == (7, 4)
+    assert result.provenance["benchmarks"]["builtin_traps"]["scored"] == 4
 
 
 def test_gauge_writes_its_result(measured, capsys):
@@ -116,6 +129,8 @@ def test_gauge_writes_its_result(measured, capsys):
         (["--heads", "free-riders", "--low-effect", "-1"], "costs -1 nats per token or more"),
         (["--heads", "L0H0", "--random-sets", "3"], "3 random sets are too few"),
         (["--heads", "L0H0", "--out", "a.txt"], "must end in .json"),
+        (["--heads", "L0H0", "--benchmark", "quiz"], "there is no benchmark 'quiz'"),
+        (["--heads", "L0H0", "--benchmark", "memo_trap", "--data", "/nowhere"], "(?i)memotrap|memo_trap"),
     ],
 )
 def test_ablate_refuses_what_it_cannot_do(measured, options, message):
