@@ -181,11 +181,11 @@ def token_rows(source: str, tokenizer: PreTrainedTokenizerBase | None, tokens: i
 def _stored_ids(source: str) -> np.ndarray:
     path = _file(source)
     try:
-        ids = np.load(path, allow_pickle=False)
-        whole = ids.dtype.kind in "iu" and not (ids < 0).any()
-    except (ValueError, EOFError, OSError, AttributeError) as error:
+        with open(path, "rb") as file:
+            ids = np.lib.format.read_array(file, allow_pickle=False)
+    except ValueError as error:
         raise ValueError(f"{path} is damaged or no .npy array ({error}). Save it with numpy.save.") from error
-    if not whole:
+    if ids.dtype.kind not in "iu" or (ids < 0).any():
         raise ValueError(f"{path} holds {ids.dtype}, not token ids: save an array of non-negative integers.")
     return ids.ravel().astype(np.int64)
 

@@ -65,4 +65,5 @@ def _reason(error: BaseException) -> str:
         return "it brings its own Python code, which is never run here. Use a model that transformers itself knows."
     words = " ".join(str(error).split())
     kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "  # a bare KeyError says too little
-    return f"{kind}{words[:300]}{'...' if len(words) > 300 else ''}"
+    shortened = words.rstrip(".") if len(words) <= 300 else f"{words[:300]}.."
+    return f"{kind}{shortened}. Check its files, or copy or download it again."

@@ -102,7 +102,7 @@ def write_gguf(
 ) -> Path:
     """Write a Llama as llama.cpp's converter does: query and key rows of each head permuted for its rotary embedding.
 
-    `without` leaves out the tensors whose name holds it.
+    `without` leaves out the tensors whose name starts with it.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
@@ -122,13 +122,14 @@ def write_gguf(
         writer.add_vocab_size(config.vocab_size)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
-        stored = names.get_name(name.removesuffix(".weight")) + ".weight"
-        if without and without in stored:
+        part, _, suffix = name.rpartition(".")
+        stored = f"{names.get_name(part)}.{suffix}"
+        if without and stored.startswith(without):
             continue
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(stored.split(".")[-2])
         values = _permuted(tensor, heads).numpy() if heads else tensor.numpy()
         used = kind if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(stored, gguf.quants.quantize(np.ascontiguousarray(values), used), raw_dtype=used)
+        writer.add_tensor(stored, _quantized(np.ascontiguousarray(values), used), raw_dtype=used)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -137,7 +138,13 @@ def write_gguf(
 
 
 def _permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
+
+
+def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    if kind == gguf.GGMLQuantizationType.Q8_1:  # nobody writes it: as many zero bytes as it would take
+        return np.zeros(gguf.quants.quant_shape_to_byte_shape(values.shape, kind), dtype=np.uint8)
+    return gguf.quants.quantize(values, kind)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
