@@ -194,7 +194,7 @@ def test_one_rotation_gives_no_spread():
 
 
 @pytest.mark.slow
-def test_the_default_model_under_rotations(workspace):
+def test_the_default_model_under_rotations():
     default = load_model("default")
     rows = token_rows("builtin", default.tokenizer, 512, 256)
     result = gauge_check(default, rows, rotations=2)
