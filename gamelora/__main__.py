@@ -6,7 +6,8 @@
     python -m gamelora merge NAME --out DIR
     python -m gamelora show-config --preset paper > FILE.yaml
 
-Several processes, on one machine or many: `accelerate launch -m gamelora train ...`, or torchrun in its place.
+Several processes, on one machine or many: `accelerate launch -m gamelora train ...`, or `torchrun --nproc_per_node N -m --
+gamelora train ...` (without the `--` torchrun takes --run for an option of its own).
 """
 
 from __future__ import annotations

@@ -385,7 +385,8 @@ class GameLoraTrainer(Trainer):
         state = read_state(resume_from_checkpoint)
         self.arbiter.load_state(state["arbiter"])
         self.design.load_state(state["design"])
-        self.skipped_steps, self.notes = state["skipped_steps"], list(state["notes"])
+        self.skipped_steps = state["skipped_steps"]
+        self.notes[:0] = state["notes"]
 
 
 class _FarEnough(Exception):
