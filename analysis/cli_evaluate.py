@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from analysis.cli_interaction import add_model_options, load_from
+from analysis.cli_interaction import add_model_options
 from analysis.hallucination.benchmarks import BENCHMARKS, SUITES, named
 from analysis.hallucination.data import SAMPLES, SEED, load_items
 from analysis.interaction import COUPLINGS
+from analysis.models import load_model
+from analysis.progress import report
 
 _TASKS = f"comma-separated; suites: {', '.join(SUITES)}; benchmarks: {', '.join(BENCHMARKS)}"
 
@@ -44,7 +46,15 @@ def run_evaluate(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     from analysis.hallucination.store import evaluations  # lm_eval takes seconds to import: after the input was checked
 
-    loaded = load_from(options)
+    report(f"loading {options.model}")
+    loaded = load_model(
+        options.model,
+        revision=options.revision,
+        adapter=options.adapter,
+        dtype=options.dtype,
+        device=options.device,
+        tokenizer=options.tokenizer,
+    )
     for evaluation in evaluations(loaded, items, options.batch_size, options.coupling if options.per_item_gamma else None):
         evaluation.save(options.out)
         for score in evaluation.scores():

@@ -30,12 +30,17 @@ def no_network(monkeypatch, workspace):
 def model(monkeypatch):
     """The model that the command loads; set its seed for another checkpoint."""
     wanted = {"seed": 0}
-    monkeypatch.setattr(cli_evaluate, "load_from", lambda options: tiny_loaded(seed=wanted["seed"]))
+
+    def load(source, *, revision, adapter, dtype, device, tokenizer):
+        assert (source, revision, adapter, dtype, device, tokenizer) == ("tiny", None, None, "float32", "auto", None)
+        return tiny_loaded(seed=wanted["seed"])
+
+    monkeypatch.setattr(cli_evaluate, "load_model", load)
     return wanted
 
 
 def test_without_data_it_is_refused_before_the_model_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli_evaluate, "load_from", lambda options: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(cli_evaluate, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     for arguments, said in [
         (("--tasks", "memo_trap", "--data", tmp_path), "MemoTrap"),
         (("--tasks", "builtin,truthfulqa_mc"), "truthfulqa_mc.jsonl"),

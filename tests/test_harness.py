@@ -2,18 +2,12 @@
 
 import json
 import math
-from pathlib import Path
 
 import datasets
-import lm_eval.tasks
 import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval.api.task import ConfigurableTask
-from lm_eval.evaluator import evaluate
-from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks._yaml_loader import load_yaml
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -23,30 +17,24 @@ from analysis.hallucination.data import Items, load_items
 from analysis.hallucination.evaluation import evaluate_benchmark
 from analysis.hallucination.harness import HarnessModel
 from analysis.hallucination.tasks import harness_tasks, judge_prompt, truthful_mass
+from tests.stock_harness import stock_samples, stock_task
 from tests.tiny import randomize_adapter, tiny_model, with_adapter
 from tests.tiny_text import VOCAB, loaded, tiny_loaded, tiny_tokenizer
-
-STOCK = Path(lm_eval.tasks.__file__).parent
 
 
 def some(name, limit, folder=None, **changes):
     return load_items(BENCHMARKS[name], folder, limit=limit, **changes)
 
 
+def stock(tiny, file, splits, **changes):
+    task = stock_task(file, splits, **changes)
+    return stock_samples(tiny.model, tiny_tokenizer(), {"stock": task})["stock"]
+
+
 def raw(path, rows):
     """The lines of a file that hold these row numbers, as the harness would get them from the hub."""
     lines = path.read_text(encoding="utf-8").split("\n")
     return datasets.Dataset.from_list([json.loads(lines[row["row"] - 1]) for row in rows])
-
-
-def stock_samples(tiny, file, splits, **changes):
-    """What lm_eval itself makes of rows, through its own task file and its own HFLM."""
-    config = {**load_yaml(STOCK / file, resolve_func=True), "custom_dataset": lambda **_: splits, "num_fewshot": 0, **changes}
-    config.pop("tag", None)
-    task = ConfigurableTask(config={"task": "stock", **config})
-    task.set_fewshot_seed(0)
-    lm = HFLM(pretrained=tiny.model, tokenizer=tiny_tokenizer(), batch_size=4)
-    return evaluate(lm, {"tasks": {"stock": task}}, log_samples=True, bootstrap_iters=0)["samples"]["stock"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +49,7 @@ def stock_samples(tiny, file, splits, **changes):
 def test_equal_to_stock_lm_eval_on_the_same_rows(shared, benchmark, score, file, path, split, metric):
     tiny, items = tiny_loaded(), some(benchmark, 8, shared / "data")
     rows = raw(shared / "data" / path, items.rows)
-    expected = stock_samples(tiny, file, {"train": rows, "validation": rows}, training_split=None)
+    expected = stock(tiny, file, {"validation": rows}, training_split=None)
     found = evaluate_benchmark(tiny, items, batch_size=3).items(score)
     assert found["value"].to_numpy() == pytest.approx([sample[metric] for sample in expected], abs=1e-6)
     assert list(found["prompt_hash"]) == [sample["prompt_hash"] for sample in expected]
@@ -78,7 +66,7 @@ def test_mmlu_is_the_stock_five_shot_task(shared):
     dev = [shot for shot in items.shots if shot["subject"] == subject]
     splits = {"test": datasets.Dataset.from_list(items.rows), "dev": datasets.Dataset.from_list(dev)}
     described = "The following are multiple choice questions (with answers) about high school geography.\n\n"
-    expected = stock_samples(tiny, "mmlu/default/_default_template_yaml", splits, num_fewshot=5, description=described)
+    expected = stock(tiny, "mmlu/default/_default_template_yaml", splits, num_fewshot=5, description=described)
     found = evaluate_benchmark(tiny, items).items("mmlu")
     assert list(found["prompt_hash"]) == [sample["prompt_hash"] for sample in expected]
     assert list(found["value"]) == [sample["acc"] for sample in expected]
@@ -88,7 +76,7 @@ def test_wikitext_is_the_stock_bits_per_byte():
     tiny = tiny_loaded()
     pages = [{"page": f" = Page = \n \n Text number {i} @-@ one , two . \n " * 3, "row": i + 1, "subset": ""} for i in range(3)]
     rows = datasets.Dataset.from_list(pages)
-    expected = stock_samples(tiny, "wikitext/wikitext.yaml", {"train": rows, "validation": rows, "test": rows})
+    expected = stock(tiny, "wikitext/wikitext.yaml", {"train": rows, "validation": rows, "test": rows})
     evaluation = evaluate_benchmark(tiny, Items(BENCHMARKS["wikitext"], pages, [], {}))
     total, size = (sum(sample["bits_per_byte"][i] for sample in expected) for i in (0, 1))
     assert evaluation.scores()[0].value == pytest.approx(-total / size / math.log(2))

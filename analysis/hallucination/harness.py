@@ -11,6 +11,7 @@ What differs from HFLM is a documented rule for items that it cannot score, each
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from analysis.models import LoadedModel
 from analysis.progress import report
+
+logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about loading models and rows, which we do
 
 WINDOW = 2048  # tokens at most, also for models that allow more: bounds the memory of the logits
 

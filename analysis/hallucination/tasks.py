@@ -13,7 +13,6 @@ their scores are its scores. HaluEval, MemoTrap and PopQA are not in the harness
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -60,7 +59,6 @@ def harness_tasks(items: Items) -> dict[str, ConfigurableTask]:
     One each, but two for a truthful multiple choice: `..._mc1` (the right choice is the likeliest) and `..._mc2`
     (probability of all true choices among all choices).
     """
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     name, protocol = items.benchmark.name, items.benchmark.protocol
     configs = {name: _CONFIGS[protocol](items)} if protocol != "truthfulqa_mc" else _truthful_configs(name)
     rows = datasets.Dataset.from_list(items.rows)
