@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import subprocess
@@ -16,6 +17,7 @@ from analysis.heads import frozen
 from analysis.interaction import COUPLINGS, Meter, causal_loss, rows_to_batches
 from analysis.models import load_model
 from tests.bench import ratio
+from tests.bfloat16_unit import bfloat16_unit, has_bfloat16_unit
 
 RUNS = 9
 
@@ -47,10 +49,13 @@ def run() -> Iterator[tuple[str, float, float, int]]:
 def _times(dtype: str) -> Iterator[tuple[str, float, float, int]]:
     loaded = load_model("default", dtype=dtype)
     batch = rows_to_batches(token_rows("builtin", loaded.tokenizer, 1024, 256).rows, 4)[0]
-    for couplings, target in ((("paper",), 1.05), (COUPLINGS, 1.20)):
-        meter = Meter(loaded.model, couplings, layers=loaded.layers)
-        value = ratio(partial(meter.measure, batch), partial(bare_pass, loaded.model, batch), RUNS)
-        yield f"time of G, all layers, {couplings[-1]} coupling, {dtype} / bare pass", value, target, RUNS
+    emulated = dtype == "bfloat16" and not has_bfloat16_unit()
+    arithmetic = "bfloat16 (emulated on both sides)" if emulated else dtype
+    with bfloat16_unit() if emulated else contextlib.nullcontext():
+        for couplings, target in ((("paper",), 1.05), (COUPLINGS, 1.20)):
+            meter = Meter(loaded.model, couplings, layers=loaded.layers)
+            value = ratio(partial(meter.measure, batch), partial(bare_pass, loaded.model, batch), RUNS)
+            yield f"time of G, all layers, {couplings[-1]} coupling, {arithmetic} / bare pass", value, target, RUNS
 
 
 def _peak(what: str) -> int:

@@ -9,6 +9,7 @@ import torch
 from analysis.corpus import TokenRows, token_rows
 from analysis.measurement import measure_interaction
 from analysis.models import load_model
+from tests.bfloat16_unit import bfloat16_unit
 
 pytestmark = pytest.mark.slow
 
@@ -78,30 +79,10 @@ def test_mean_gradient(loaded, rows, golden):
     np.testing.assert_allclose(mean.gamma, golden["gamma_mean"], rtol=2e-3)
 
 
-class _Product(torch.autograd.Function):
-    """A bfloat16 product added up in float32 and rounded once, as every bfloat16 unit does it."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(weight)
-        return (x.float() @ weight.float().T).bfloat16()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (weight,) = ctx.saved_tensors
-        return (gradient.float() @ weight.float()).bfloat16(), None
-
-
-@pytest.fixture
-def bfloat16_unit(monkeypatch):
-    """Spare a CPU without bfloat16 arithmetic its own backward products, which take it eighty times as long as float32."""
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        monkeypatch.setattr(torch.nn.functional, "linear", lambda x, weight, bias=None: _Product.apply(x, weight))
-
-
-def test_bfloat16(rows, golden, bfloat16_unit):
+def test_bfloat16(rows, golden):
     loaded = load_model("default", dtype="bfloat16", device="cpu")
     assert next(loaded.model.parameters()).dtype == torch.bfloat16
-    half = measure_interaction(loaded, rows, coupling="invariant")
+    with bfloat16_unit():
+        half = measure_interaction(loaded, rows, coupling="invariant")
     np.testing.assert_allclose(half.view("paper").G, golden["G"], atol=0.01, rtol=0)
     np.testing.assert_allclose(half.view("invariant").G, golden["G_invariant"], atol=0.01, rtol=0)
