@@ -165,13 +165,10 @@ class Meter:
 
     def _pass(self, batch: Mapping[str, Tensor]) -> InteractionSums:
         rows: dict[str, dict[int, Tensor]] = {coupling: {} for coupling in self.couplings}
-        mask = batch.get("attention_mask")
 
-        def reduce(layer: AttentionLayer, gradient: Tensor) -> None:
-            if mask is not None:
-                gradient = gradient.masked_fill(mask.to(gradient.device)[..., None] == 0, 0)
+        def reduce(layer: AttentionLayer, gradient: Tensor) -> None:  # 0 at padding: no valid prediction depends on it
             for coupling in self.couplings:
-                rows[coupling][layer.index] = torch.stack([self._reduce(layer, row, coupling) for row in gradient]).cpu()
+                rows[coupling][layer.index] = self._reduce(layer, gradient, coupling).cpu()
 
         def watch(layer: AttentionLayer, z: Tensor) -> Tensor:
             if not z.requires_grad:  # the first measured layer: nothing below it needs a gradient
@@ -190,13 +187,14 @@ class Meter:
         return InteractionSums(stacked, loss.detach().cpu(), tokens.cpu())
 
     def _reduce(self, layer: AttentionLayer, gradient: Tensor, coupling: str) -> Tensor:
-        """One row's sums from its gradient [seq_len, n_heads * d_head]."""
+        """Each row's sums from the gradient [rows, seq_len, n_heads * d_head]."""
         if self.gradient == "mean":
-            total = layer.split_heads(gradient.float().sum(0))  # [n_heads, d_head]; the mean up to a factor
-            return total if coupling == "paper" else torch.einsum("hdk,hk->hd", layer.head_weights(), total)
+            total = layer.split_heads(gradient.sum(1, dtype=torch.float32))  # [rows, n_heads, d_head]; the mean up to a factor
+            return total if coupling == "paper" else torch.einsum("hdk,rhk->rhd", layer.head_weights(), total)
         if coupling == "paper":
-            return gradient_gram(gradient, layer.n_heads)
-        return invariant_gradient_gram(gradient, self._weight_cross[layer.index], layer.n_heads)
+            return torch.stack([gradient_gram(row, layer.n_heads) for row in gradient])
+        cross = self._weight_cross[layer.index]
+        return torch.stack([invariant_gradient_gram(row, cross, layer.n_heads) for row in gradient])
 
 
 def causal_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
