@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from transformers.utils import logging
 
-from analysis import cli_interaction
+from analysis import cli_coalitions, cli_evaluate, cli_game, cli_interaction
 
-COMMANDS = (cli_interaction,)
+COMMANDS = (cli_interaction, cli_coalitions, cli_game, cli_evaluate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""bfloat16 products for a CPU without bfloat16 arithmetic, which takes its own backward products eighty times as long as float32."""
+"""bfloat16 products for a CPU without bfloat16 arithmetic, whose own backward products take eighty times as long as float32."""
 
 from __future__ import annotations
 
