@@ -41,7 +41,7 @@ def measure_interaction(
     """
     if batch_size < 1:
         raise ValueError(f"the batch size is {batch_size}; it must be at least 1.")
-    _check_rows(loaded.model, text)
+    check_rows(loaded.model, text)
     process = processes()
     couplings = COUPLINGS if coupling == "invariant" else (coupling,)
     meter = Meter(loaded.model, couplings, gradient, loaded.layers)
@@ -57,7 +57,8 @@ def measure_interaction(
     return _result(meter, groups, coupling, provenance)
 
 
-def _check_rows(model: nn.Module, text: TokenRows) -> None:
+def check_rows(model: nn.Module, text: TokenRows) -> None:
+    """Raise ValueError when the model has no such token id, or no position for rows as long."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if (largest := int(text.rows.max())) >= vocabulary:
         raise ValueError(

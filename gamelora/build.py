@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from analysis.devices import processes
 from analysis.heads import AttentionLayer, attention_layers
+from analysis.measurement import check_rows
 from analysis.models import LoadedModel, load_model
 from analysis.progress import report
 from gamelora.config import GameLoraConfig
@@ -167,6 +168,8 @@ def build_trainer(config: GameLoraConfig, folder: Path, **options: Any) -> GameL
         loaded = load_model(config.model, revision=config.revision, dtype=config.dtype, device=_device(process))
     report("reading the text")
     text = read_text(config, loaded.tokenizer)
+    for rows in text.stored():
+        check_rows(loaded.model, rows)
     loaded = add_adapter(loaded, config)
     return GameLoraTrainer(config, loaded, choose_design_layers(loaded, config), text, args, **options)
 

@@ -38,6 +38,10 @@ class TrainingText:
     held_out: TokenRows
     provenance: dict[str, Any]
 
+    def stored(self) -> list[TokenRows]:
+        """The rows that are known before training; those of a stream are not."""
+        return [self.held_out, *([TokenRows(self.rows.rows, {})] if isinstance(self.rows, ShuffledRows) else [])]
+
 
 class ShuffledRows(Dataset):
     """`length` positions over a fixed set of rows, shuffled anew in every pass over them.
@@ -128,7 +132,9 @@ def _streamed(config: GameLoraConfig, tokenizer: PreTrainedTokenizerBase | None)
         packed = _pack(_taking(config.text, taken), tokenizer, config.seq_len)
         rows = list(itertools.islice(packed, config.eval_tokens // config.seq_len))
         if not rows:
-            raise ValueError(f"the text {config.text!r} has too few tokens for one row of {config.seq_len}: use a smaller seq_len.")
+            raise ValueError(
+                f"the text {config.text!r} has too few tokens for one row of {config.seq_len}: use a smaller seq_len."
+            )
         held_out = _rows_as_text(torch.stack(rows), f"{config.text}, first {len(taken)} documents")
     source = THE_PILE if config.text == "pile" else config.text
     described = {"source": source, "shuffle_buffer": config.shuffle_buffer, "seq_len": config.seq_len, "skipped": len(taken)}
