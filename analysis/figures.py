@@ -76,6 +76,7 @@ def layer_heatmaps(panels: Sequence[Panel], limit: float) -> go.Figure:
         figure.update_xaxes(row=1, col=column, tickangle=-90, range=[-0.5, heads - 0.5], **axis)
         anchor = "x" if column == 1 else f"x{column}"
         axes = {"xref": anchor, "yref": anchor.replace("x", "y"), "line": {"color": _OUTLINE, "width": 1.5}}
+        boxes.append(_square(-0.5, -0.5, heads, **axes | {"line": {"color": _BLANK, "width": 1}}))
         boxes += [_square(start, start, end - start, **axes) for start, end in kv_group_bounds(heads, panel.n_kv_heads)]
         figure.update_yaxes(row=1, col=column, range=[heads - 0.5, -0.5], scaleanchor=anchor, constraintoward="top", **axis)
     for title, panel in zip(figure.layout.annotations, panels, strict=True):
@@ -112,7 +113,7 @@ def all_layers(
     figure.add_scatter(
         x=columns + middle,
         y=rows + middle,
-        customdata=np.column_stack([layers, np.round(gamma, 4)]),
+        customdata=[[int(layer), float(value)] for layer, value in zip(layers, gamma, strict=True)],  # lists come back as lists
         mode="markers",
         marker={"size": 50, "opacity": 0, "symbol": "square"},
         selected={"marker": {"opacity": 0}},

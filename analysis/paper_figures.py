@@ -22,7 +22,8 @@ FORMATS = {"svg": "image/svg+xml", "pdf": "application/pdf", "png": "image/png"}
 # Set once for the process: a context around savefig would not be safe with two browser sessions drawing at a time.
 matplotlib.rcParams.update({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "gamelora"})
 _NO_DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-_COLORMAP = LinearSegmentedColormap.from_list("head interaction", DIVERGING).with_extremes(bad="#e3e3e8")
+_DIAGONAL = "#e3e3e8"
+_COLORMAP = LinearSegmentedColormap.from_list("head interaction", DIVERGING).with_extremes(bad=_DIAGONAL)
 
 
 def gamma_figure(curves: Sequence[Curve], normalized: bool = False) -> Figure:
@@ -57,7 +58,7 @@ def heatmap_figure(panels: Sequence[Panel], limit: float, label: str = "G") -> F
         axes.set_yticks(ticks, [panel.names[tick] for tick in ticks], fontsize=6)
         axes.set_title(_plain(panel.title), fontsize=8, color=panel.color)
         axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
+        axes.spines[:].set(color="0.8", linewidth=0.4)
     _color_bar(figure, image, many.tolist(), limit, label)
     return figure
 
@@ -72,9 +73,8 @@ def all_layers_figure(matrices: np.ndarray, layers: np.ndarray, limit: float, la
     image = axes.imshow(tiling.raster, cmap=transparent, vmin=-limit, vmax=limit, interpolation="nearest")
     for layer, (row, column) in zip(layers, tiling.corners, strict=True):
         axes.text(column - 0.5, row - 0.7, f"L{layer}", fontsize=6, va="bottom")
-        axes.add_patch(
-            Rectangle((column - 0.5, row - 0.5), tiling.n_heads, tiling.n_heads, fill=False, edgecolor="0.8", linewidth=0.4)
-        )
+        place = {"xy": (column - 0.5, row - 0.5), "width": tiling.n_heads, "height": tiling.n_heads}
+        axes.add_patch(Rectangle(**place, facecolor=_DIAGONAL, edgecolor="0.8", linewidth=0.8, zorder=-1, clip_on=False))
     axes.set_axis_off()
     _color_bar(figure, image, [axes], limit, label)
     return figure

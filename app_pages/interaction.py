@@ -83,7 +83,8 @@ def _screen(sides: list[Side], layer: int, matrix: str) -> Screen:
 
 def _heatmaps(screen: Screen) -> None:
     """The heatmaps, and what they tell: beside a single one, below several."""
-    with st.container(horizontal=len(screen.panels) == 1, vertical_alignment="center", gap="medium", wrap=False):
+    beside = {"horizontal": True, "vertical_alignment": "center", "wrap": False} if len(screen.panels) == 1 else {}
+    with st.container(gap="medium", **beside):
         chart = figures.layer_heatmaps(list(screen.panels.values()), screen.limit)
         st.plotly_chart(chart, width="content", key="heatmaps", alt=f"{screen.matrix} in layer {screen.layer}")
         with st.container(gap="small"):

@@ -8,7 +8,7 @@ from app_pages._cache import machine
 from app_pages._frame import View
 from app_pages._sides import Side, gamma_curves, ready_sides
 from app_pages._widgets import checkpoint_name, header, measured_on, plain, three_digits
-from gamelora.measurement_jobs import MeasurementRequest
+from gamelora.measurement_jobs import MeasurementRequest, latest_jobs
 
 IDEA = (
     "Every attention head of a layer writes into the same residual stream, and all are trained on one loss: heads are players "
@@ -58,7 +58,7 @@ def main(view: View) -> None:
 def _first_start(view: View) -> None:
     """Nobody should have to click to see the default model: its measurement starts by itself, once."""
     untouched = view.default == MeasurementRequest() and view.a.name == view.default.name
-    if untouched and view.a.path is None and view.a.job is None:
+    if untouched and view.a.path is None and view.a.name not in latest_jobs():
         view.default.start()
         st.rerun()
 

@@ -95,7 +95,8 @@ def test_a_heatmap_shows_G_by_head_name_in_square_cells(result):
     expected = figure_data.off_diagonal(result.G[3])
     np.testing.assert_allclose(np.asarray(trace.z, dtype=float), expected, atol=1e-6)
     assert figure.layout.yaxis.scaleanchor == "x" and list(figure.layout.yaxis.range) == [5.5, -0.5]
-    assert len(figure.layout.shapes) == 2, "two kv groups are outlined"
+    outlines = [(shape.x0, shape.x1) for shape in figure.layout.shapes]
+    assert outlines == [(-0.5, 5.5), (-0.5, 2.5), (2.5, 5.5)], "the matrix and its two kv groups"
 
 
 def test_gamma_by_layer_keeps_the_checkpoints_colours_and_marks_the_layer(result):
