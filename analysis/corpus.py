@@ -38,7 +38,7 @@ class TokenRows:
     Attributes
     ----------
     rows : int64 [n_rows, seq_len].
-    provenance : source, number of tokens, seq_len, sha256 of the ids; JSON-ready.
+    provenance : source (a path in full), number of tokens, seq_len, sha256 of the ids; JSON-ready.
     """
 
     rows: Tensor
@@ -175,7 +175,8 @@ def token_rows(source: str, tokenizer: PreTrainedTokenizerBase | None, tokens: i
         raise ValueError(f"the text {source!r} has {len(ids):,} tokens, too few for one row of {seq_len}: use a smaller seq-len.")
     rows = torch.as_tensor(ids[: min(wanted, len(ids) - len(ids) % seq_len)], dtype=torch.int64).view(-1, seq_len)
     digest = hashlib.sha256(np.ascontiguousarray(rows.numpy().astype("<i8")).tobytes()).hexdigest()
-    return TokenRows(rows, {"source": source, "tokens": rows.numel(), "seq_len": seq_len, "sha256": digest})
+    where = source if source in ("builtin", "pile") or source.startswith("hub:") else str(_file(source).resolve())
+    return TokenRows(rows, {"source": where, "tokens": rows.numel(), "seq_len": seq_len, "sha256": digest})
 
 
 def _stored_ids(source: str) -> np.ndarray:

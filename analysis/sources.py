@@ -33,7 +33,7 @@ class ModelFolder:
 
     Attributes
     ----------
-    source : what the user gave.
+    source : what the user gave; a path in full, so that it leads there from any folder.
     kind : "default", "hub", "folder" or "gguf".
     folder : holds config.json and safetensors.
     revision : the commit of a hub model, else None.
@@ -66,13 +66,14 @@ def resolve(source: str, revision: str | None = None) -> ModelFolder:
         folder, commit = _download(source, revision)
         return _describe(source, "hub", folder, commit)
     if _kind(source) == "folder":
-        return _describe(source, "folder", _path(source), None)
+        return _describe(str(_path(source)), "folder", _path(source), None)
     path = default_gguf() if source == "default" else _path(source)
     if not path.is_file():
         raise ValueError(f"there is no file {path}. {_WHAT_A_SOURCE_IS}")
     sha256 = file_sha256(path)
     folder = converted_folder(path, sha256)
-    return ModelFolder(source, _kind(source), folder, None, sha256, folder_parameters(folder))
+    found = source if source == "default" else str(path)
+    return ModelFolder(found, _kind(source), folder, None, sha256, folder_parameters(folder))
 
 
 def _path(source: str) -> Path:

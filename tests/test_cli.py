@@ -251,7 +251,7 @@ def test_a_message_of_many_lines_is_one(run, monkeypatch):
 
 
 def test_a_hub_model_and_a_hub_text_in_a_fresh_process(folder, tmp_path):
-    """HF_ENDPOINT alone leads there, and nothing else is asked for anything."""
+    """HF_ENDPOINT alone leads there; what `datasets` sends elsewhere (it counts downloads) ends at a proxy that is none."""
     (tmp_path / "data").mkdir()
     rows = "".join(json.dumps({"text": f"class C{number}:\n    pass\n"}) + "\n" for number in range(200))
     (tmp_path / "data" / "train.jsonl").write_text(rows)

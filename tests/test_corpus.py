@@ -12,7 +12,11 @@ import pyarrow.parquet
 import pytest
 import torch
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
 from analysis import corpus
 from analysis.corpus import THE_PILE, check_request, documents, token_rows
@@ -176,12 +180,32 @@ def test_the_first_tokens_do_not_depend_on_how_much_is_read(seed, tokenizer, tmp
         assert token_rows(source, tokenizer, tokens, 2).rows.flatten().tolist() == expected[: tokens // 2 * 2]
 
 
+def test_a_word_that_the_cut_goes_through_does_not_count(tmp_path):
+    """Words of one token and many letters: half of such a word is several tokens, which the whole text does not have."""
+    text = "internationalization interoperability " * 100
+    long_words = Tokenizer(BPE())
+    long_words.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    long_words.train_from_iterator([text], BpeTrainer(vocab_size=400, initial_alphabet=ByteLevel.alphabet(), show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=long_words)
+    expected = whole([text], tokenizer)
+    assert len(expected) < len(text) / 15
+    for tokens in range(2, 180, 2):
+        assert token_rows(write(tmp_path / "a.txt", [text]), tokenizer, tokens, 2).rows.flatten().tolist() == expected[:tokens]
+
+
 def test_the_cut_is_not_between_documents(tokenizer, tmp_path):
     """The same text in one document or in many is the same rows."""
     text = "\n\n".join(documents("builtin"))[:20_000]
     parts = text.split("\n\n")
     one, many = write(tmp_path / "one.jsonl", [text]), write(tmp_path / "many.jsonl", parts)
     assert torch.equal(token_rows(one, tokenizer, 500, 50).rows, token_rows(many, tokenizer, 500, 50).rows)
+
+
+def test_the_source_leads_back_from_any_folder(tokenizer, tmp_path, monkeypatch):
+    write(tmp_path / "a.jsonl", DOCUMENTS)
+    monkeypatch.chdir(tmp_path)
+    assert token_rows("a.jsonl", tokenizer, 24, 8).provenance["source"] == str(tmp_path / "a.jsonl")
+    assert token_rows("builtin", tokenizer, 24, 8).provenance["source"] == "builtin"
 
 
 def test_a_last_row_that_is_not_full_is_left_out(tokenizer, tmp_path):

@@ -134,6 +134,7 @@ def test_paths_as_people_write_them(folder, monkeypatch):
     expected = sources.resolve(str(folder)).folder
     for source in ("model", "./model", "model/", "~/model", f" {folder} ", "../" + folder.parent.name + "/model"):
         assert sources.resolve(source).folder == expected
+        assert sources.resolve(source).source == str(folder)  # leads there from any folder
 
 
 def test_model_name():
