@@ -9,7 +9,7 @@ READY = .venv/.ready
 
 app: setup
 	@echo "The dashboard runs on http://localhost:$(PORT) (stop it with Ctrl+C)"
-	@$(BIN)/streamlit run app.py --server.port $(PORT)
+	@$(BIN)/python -m pages --server.port $(PORT)
 
 test: setup $(READY)-dev
 	$(BIN)/ruff check .

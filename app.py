@@ -1,21 +1,21 @@
-"""The dashboard's map: `streamlit run app.py`."""
+"""The dashboard's map; `python -m pages` starts it."""
 
 import logging
 
 import streamlit as st
 
-from app_pages._frame import frame
-from app_pages._widgets import plain
+from pages._frame import frame
+from pages._widgets import plain
 
 st.set_page_config(page_title="Head interaction workbench", layout="wide", initial_sidebar_state="expanded")
 st.html("<style>.stMainBlockContainer { padding-top: 3.2rem; padding-bottom: 2rem }</style>")
 
-# The folder is not called pages: Streamlit's older router would take it over on a fresh server, and answer a copied link
-# with "Page not found".
+# A url_path is no file name in pages/, which Streamlit's older router would take for its own.
 page = st.navigation(
     [
-        st.Page("app_pages/overview.py", title="Overview", default=True),
-        st.Page("app_pages/interaction.py", title="Interaction", url_path="head-interaction"),
+        st.Page("pages/overview.py", title="Overview", default=True),
+        st.Page("pages/interaction.py", title="Interaction", url_path="head-interaction"),
+        st.Page("pages/coalitions.py", title="Coalitions", url_path="head-coalitions"),
     ]
 )
 try:

@@ -51,7 +51,7 @@ def serving(workspace):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", f"--server.port={port}"]
+    command = [sys.executable, "-m", "pages", f"--server.port={port}"]
     with open(workspace.parent / "server.log", "wb") as log:
         environment = os.environ | {"GAMELORA_WORKSPACE": str(workspace)}
         server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)

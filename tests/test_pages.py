@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.synthetic import synthetic_result
 
 DEFAULT = "SmolLM2-135M-Instruct-builtin-2048"
-PAGES = {"overview": "app_pages/overview.py", "interaction": "app_pages/interaction.py"}
+PAGES = {"overview": "pages/overview.py", "interaction": "pages/interaction.py"}
 
 
 def app(page="overview", **link):

@@ -1,0 +1,121 @@
+"""Jobs on the pages: the list in the sidebar, and what stands in a measurement's place until it is there."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from pages._cache import Measurement
+from pages._widgets import plain
+from gamelora import jobs
+from gamelora.jobs import Job
+from gamelora.measurement_jobs import MeasurementRequest, start_again
+
+_TICK_SECONDS = 1.0
+_SHOWN_JOBS = 5
+
+
+def sidebar_jobs() -> None:
+    """The newest jobs; redrawn every second only while one is live, and one rerun of the page when any changes its state."""
+    listed = jobs.jobs()
+    seen = {job.id: job.state for job in listed}
+    tick = _TICK_SECONDS if any(job.live for job in listed) else None
+
+    @st.fragment(run_every=tick)
+    def draw() -> None:
+        now = jobs.jobs()
+        if {job.id: job.state for job in now} != seen:
+            st.rerun()
+        for job in now[:_SHOWN_JOBS]:
+            _line(job)
+
+    st.markdown("**Jobs**")
+    if listed:
+        draw()
+    else:
+        st.caption("None yet.")
+
+
+def _line(job: Job) -> None:
+    fraction = job.progress.fraction
+    if job.state == "running":
+        words = "stopping" if job.stopping else f"{fraction:.0%}" if fraction is not None else seconds(job.elapsed)
+        st.progress(fraction or 0.0, text=f"{plain(job.title)}: {words}")
+    else:
+        st.caption(f"{plain(job.title)}: {job.state}", help=plain(job.error) if job.error else None)
+
+
+def measurement_panel(measurement: Measurement, request: MeasurementRequest, label: str) -> None:
+    """What is shown for a measurement without a result: not computed, computing, or failed; each with its one next step.
+
+    `request` measures it when it has never been started. `label` is A or B.
+    """
+    job = measurement.job
+    with st.container(border=True, key=f"panel_{label}"):
+        if job is None or job.state == "stopped":
+            words = "was stopped before it was measured" if job else "has not been measured yet"
+            st.markdown(f"**{label}, {plain(measurement.name)},** {words}.")
+            st.caption(_cost(request))
+            with st.container(horizontal=True):
+                if st.button("Measure it", type="primary", key=f"measure_{label}"):
+                    start_again(job) if job else request.start()
+                    st.rerun()
+                if job and st.button("Remove", key=f"remove_{label}"):
+                    jobs.remove(job.id)
+                    st.rerun()
+        elif job.state == "failed":
+            _failed(job, label)
+        else:
+            st.fragment(run_every=_TICK_SECONDS)(_progress)(job.id, label)
+
+
+def _failed(job: Job, label: str) -> None:
+    st.error(f"{label}, {plain(job.title)}: the measurement failed. {plain(job.error)}")
+    with st.container(horizontal=True):
+        if st.button("Try again", type="primary", key=f"retry_{label}"):
+            start_again(job)
+            st.rerun()
+        if st.button("Remove", key=f"remove_{label}"):
+            jobs.remove(job.id)
+            st.rerun()
+    st.caption("The last lines of its log")
+    st.code(jobs.log_tail(job.id, lines=15) or "The log is empty.", language=None, wrap_lines=True)
+
+
+def _progress(job_id: str, label: str) -> None:
+    """The sidebar's list reruns the page when the job ends; this only draws."""
+    job = jobs.get(job_id)
+    st.markdown(f"**{label}, {plain(job.title)}**")
+    progress = job.progress
+    stage = "waiting for its turn" if job.state == "queued" else "stopping" if job.stopping else progress.stage or "starting"
+    counted = f", {progress.done:,.0f} of {progress.total:,.0f} {progress.unit}" if progress.total else ""
+    st.progress(progress.fraction or 0.0, text=f"{stage[:1].upper()}{stage[1:]}{counted}")
+    left = f"about {seconds(job.remaining)} left in this stage" if job.remaining is not None else "time left not known yet"
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(f"{seconds(job.elapsed)} so far, {left}. You can leave this page or close the browser; it goes on.")
+        if st.button("Stop", key=f"stop_{label}", disabled=job.stopping):
+            jobs.stop(job_id, wait=False)
+
+
+def _cost(request: MeasurementRequest) -> str:
+    """What a measurement will take, scaled from the last one of the same model; said as unknown when there was none."""
+    earlier = [job for job in jobs.jobs() if job.state == "done" and f"--model={request.source}" in job.argv]
+    for job in earlier:
+        tokens = [int(part.removeprefix("--tokens=")) for part in job.argv if part.startswith("--tokens=")]
+        if tokens:
+            return (
+                f"Takes about {seconds(job.elapsed * max(1.0, request.tokens / tokens[0]))} on this machine, from the last time."
+            )
+    return (
+        "One forward and one backward pass over the text: about a minute for the default model on two cores. "
+        "The time left is shown once it runs."
+    )
+
+
+def seconds(value: float) -> str:
+    """A duration for people: 42 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,70 @@
+"""What several pages share: state in the link, names for people, notices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from gamelora.measurement_jobs import MeasurementRequest, text_name
+
+
+def plain(text: object) -> str:
+    """Text that Streamlit's Markdown shows as it is: names, paths and errors may hold any sign."""
+    return re.sub(r"([\\`*_{}\[\]()<>#+!|~$:&^=-])", r"\\\1", str(text))
+
+
+def linked(key: str, options: Sequence[Any], default: Any) -> None:
+    """Give the widget `key` its value before it is drawn: its own, else the link's, else the default; and keep the link up.
+
+    A value that is not among the options becomes the default.
+    """
+    wanted = st.session_state[key] if key in st.session_state else st.query_params.get(key)
+    value = {str(option): option for option in options}.get(str(wanted), default)
+    if key not in st.session_state or st.session_state[key] != value:
+        st.session_state[key] = value
+    if value is None:
+        st.query_params.pop(key, None)
+    elif st.query_params.get(key) != str(value):
+        st.query_params[key] = str(value)
+
+
+def choose(key: str, request: MeasurementRequest) -> None:
+    """Show that request's measurement as `a` or `b`; start it when there is none."""
+    if not request.path.is_file():
+        request.start()
+    st.session_state[f"next_{key}"] = request.name
+    st.rerun()
+
+
+def take_choices() -> None:
+    """Put what `choose` left into the pickers, before they are drawn."""
+    for key in "ab":
+        if f"next_{key}" in st.session_state:
+            st.session_state[key] = st.session_state.pop(f"next_{key}")
+
+
+def header(title: str, sentence: str) -> None:
+    """A page's title and its one plain sentence."""
+    st.title(title, anchor=False)
+    st.markdown(f":gray[{sentence}]")
+
+
+def checkpoint_name(provenance: dict[str, Any]) -> str:
+    """Model, and adapter on it."""
+    adapter = provenance["adapter"]
+    return provenance["model"]["name"] + (f" + {Path(adapter['source']).name}" if adapter else "")
+
+
+def measured_on(provenance: dict[str, Any]) -> str:
+    """The text of a result in words; several when it was merged."""
+    texts = provenance["text"].get("merged", [provenance["text"]])
+    return " and ".join(f"{text_name(text['source'])}, {text['tokens']:,} tokens" for text in texts)
+
+
+def three_digits(value: float) -> str:
+    """A number as the pages show it; downloads keep all digits."""
+    return f"{value:.3g}"
