@@ -13,7 +13,7 @@ from analysis.figure_data import DIVERGING, NEUTRAL_COLOR, Curve, Panel, kv_grou
 
 _COLORSCALE = [[position / (len(DIVERGING) - 1), color] for position, color in enumerate(DIVERGING)]
 _BLANK = "rgba(138,138,148,0.22)"  # the diagonal, which is 1 by definition
-_OUTLINE = "rgba(110,110,120,0.9)"
+_OUTLINE = "#80808c"
 
 
 def gamma_by_layer(
@@ -67,15 +67,21 @@ def layer_heatmaps(panels: Sequence[Panel], limit: float) -> go.Figure:
             coloraxis="coloraxis",
             hovertemplate="%{y} and %{x}: %{z:.3g}<extra></extra>",
             hoverongaps=False,
-            xgap=1 if heads <= 16 else 0,
-            ygap=1 if heads <= 16 else 0,
         )
         figure.add_trace(trace, row=1, col=column)
         labels = [panel.names[position] for position in tick_positions(heads)]
-        axis = {"tickvals": labels, "showgrid": False, "zeroline": False, "ticks": "", "constrain": "domain", "fixedrange": True}
+        axis = {
+            "tickvals": labels,
+            "ticklabelstandoff": 4,
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+            "constrain": "domain",
+            "fixedrange": True,
+        }
         figure.update_xaxes(row=1, col=column, tickangle=-90, range=[-0.5, heads - 0.5], **axis)
         anchor = "x" if column == 1 else f"x{column}"
-        axes = {"xref": anchor, "yref": anchor.replace("x", "y"), "line": {"color": _OUTLINE, "width": 1.5}}
+        axes = {"xref": anchor, "yref": anchor.replace("x", "y"), "line": {"color": _OUTLINE, "width": 2}}
         boxes.append(_square(-0.5, -0.5, heads, **axes | {"line": {"color": _BLANK, "width": 1}}))
         boxes += [_square(start, start, end - start, **axes) for start, end in kv_group_bounds(heads, panel.n_kv_heads)]
         figure.update_yaxes(row=1, col=column, range=[heads - 0.5, -0.5], scaleanchor=anchor, constraintoward="top", **axis)

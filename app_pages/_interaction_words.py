@@ -6,9 +6,9 @@ import streamlit as st
 
 from analysis.figure_data import head_names
 from analysis.tables import pair_table
-from app_pages._interaction_tabs import MATRICES, Screen
-from app_pages._sides import Side
-from app_pages._widgets import three_digits
+from pages._interaction_tabs import MATRICES, Screen
+from pages._sides import Side
+from pages._widgets import three_digits
 
 _HELP = (
     r"Interaction strength $\Gamma(G) = \|G - I\|_F$, mean over layers; below, its range. 0: no head is coupled to another.",
@@ -28,8 +28,9 @@ def four_numbers(sides: list[Side]) -> None:
             if len(told) == 1:
                 st.caption(detail)
             else:
-                st.markdown(f":small[:blue[**{sides[0].label}**] :gray[{detail}]]")
-                st.markdown(f":small[:orange[**{sides[1].label} {told[1][position][1]}**] :gray[{told[1][position][2]}]]")
+                _, other, its_detail = told[1][position]
+                first = f":small[:blue[**{sides[0].label}**] :gray[{detail}]]"
+                st.markdown(f"{first}  \n:small[:orange[**{sides[1].label} {other}**] :gray[{its_detail}]]")
 
 
 def _numbers(side: Side) -> list[tuple[str, str, str]]:

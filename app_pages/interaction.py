@@ -4,12 +4,12 @@ import streamlit as st
 
 from analysis import figures
 from analysis.figure_data import NEUTRAL_COLOR, Panel, head_names, symmetric_limit
-from app_pages import _interaction_tabs as tabs
-from app_pages._frame import View
-from app_pages._interaction_tabs import MATRICES, Screen
-from app_pages._interaction_words import four_numbers, reading
-from app_pages._sides import Side, gamma_curves, ready_sides
-from app_pages._widgets import header, linked
+from pages import _interaction_tabs as tabs
+from pages._frame import View
+from pages._interaction_tabs import MATRICES, Screen
+from pages._interaction_words import four_numbers, reading
+from pages._sides import Side, gamma_curves, ready_sides
+from pages._widgets import header, linked
 
 TABS = {
     "Strongest pairs": tabs.pairs,

@@ -1,11 +1,14 @@
 """The pages, run without a browser: every state that a workspace can be in, and the view that a link names."""
 
+import base64
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from analysis.figure_data import off_diagonal
 from analysis.progress import Progress
 from gamelora import jobs
 from gamelora.jobs import Job
@@ -101,6 +104,17 @@ def test_the_four_numbers_are_the_results(results):
     assert test.metric[1].value == f"L{strongest}" and test.session_state["layer"] == strongest
     assert test.metric[2].value.startswith(f"L{pair}H")
     assert test.metric[3].value == f"{result.tokens:,}"
+
+
+def test_the_heatmaps_are_A_B_and_B_minus_A_on_one_scale(results):
+    test = app("interaction", b="adapted", layer="4")
+    spec = json.loads(next(chart.proto.spec for chart in test.get("plotly_chart") if chart.proto.id.endswith("heatmaps")))
+    shown = [np.frombuffer(base64.b64decode(trace["z"]["bdata"]), trace["z"]["dtype"]).reshape(6, 6) for trace in spec["data"]]
+    a, b = (off_diagonal(synthetic_result(n_layers=6, seed=seed).G[4]) for seed in (0, 1))
+    for matrix, expected in zip(shown, (a, b, b - a), strict=True):
+        np.testing.assert_allclose(matrix, expected, atol=1e-6)
+    axis = spec["layout"]["coloraxis"]
+    assert axis["cmin"] == -axis["cmax"] <= -np.nanmax(np.abs([a, b, b - a]))
 
 
 def test_the_coupling_changes_the_numbers(results):
