@@ -244,6 +244,12 @@ def _check(result: InteractionResult) -> None:
             raise ValueError(f"{name} is {array.dtype} {array.shape}, not numbers {shape}")
 
 
+def _content(described: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What decides the numbers: not where a model was found, nor the device that it ran on."""
+    places = ("source", "kind", "name", "revision", "device")
+    return described and {name: value for name, value in described.items() if name not in places}
+
+
 def merge(results: Sequence[InteractionResult]) -> InteractionResult:
     """One result over the batches of several, of the same model and settings on different texts.
 
@@ -258,7 +264,7 @@ def merge(results: Sequence[InteractionResult]) -> InteractionResult:
     first = results[0]
     for other in results[1:]:
         for name in ("model", "adapter"):
-            mine, theirs = first.provenance[name], other.provenance[name]
+            mine, theirs = (_content(result.provenance[name]) for result in (first, other))
             if mine != theirs:
                 raise ValueError(f"results of different {name}s cannot be merged: {mine} and {theirs}.")
         for name in ("gradient", "couplings", "layers"):

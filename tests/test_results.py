@@ -352,7 +352,7 @@ def test_merged_results_are_one_measurement_over_the_union(gradient, path):
     ("other", "message"),
     [
         (
-            synthetic(provenance={"model": {"source": "B"}, "adapter": None, "text": ""}),
+            synthetic(provenance={"model": {"sha256": "B"}, "adapter": None, "text": ""}),
             "different models cannot be merged: .*'B'",
         ),
         (synthetic(provenance=synthetic().provenance | {"adapter": {"r": 8}}), "different adapters cannot be merged: None and"),
@@ -374,3 +374,9 @@ def test_results_of_different_measurements_do_not_merge(other, message):
 def test_nothing_to_merge():
     with pytest.raises(ValueError, match="no results to merge"):
         merge([])
+
+
+def test_the_same_model_from_another_place_or_device_merges():
+    here, there = synthetic(), synthetic()
+    there.provenance["model"] |= {"source": "elsewhere", "device": "cuda:0"}
+    assert merge([here, there]).tokens == 2 * here.tokens
