@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from analysis.stability import Stability
 
 ALPHA = 0.05  # level at which an eigengap counts as structure
-SHUFFLES = 39
+SHUFFLES = 19  # the eigengap must be larger than in each of them
 
 
 # --- how many -----------------------------------------------------------------------------------------------------

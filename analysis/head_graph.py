@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import unicodedata
 from pathlib import Path
 
 import networkx as nx
-import numpy as np
 
 from analysis.coalitions import LayerCoalitions
 from analysis.heads import head_name, kv_groups
@@ -29,7 +29,7 @@ def head_graph(result: InteractionResult, entry: LayerCoalitions, threshold: flo
     if not 0 <= threshold <= 1:
         raise ValueError(f"the threshold is {threshold}; |G| lies between 0 and 1, and so must it.")
     row, layer = result.row_of(entry.layer), entry.layer
-    G, omega, rho = (matrix[row] for matrix in (result.G, result.omega, result.rho))
+    G, omega, rho = (matrix[row].tolist() for matrix in (result.G, result.omega, result.rho))
     groups = kv_groups(result.n_heads, result.n_kv_heads)
     names = [head_name(layer, head) for head in range(result.n_heads)]
     graph = nx.Graph(name=result_title(result, layer), coupling=result.coupling, threshold=float(threshold))
@@ -38,14 +38,15 @@ def head_graph(result: InteractionResult, entry: LayerCoalitions, threshold: flo
         graph.nodes[name]["isolated"] = bool(entry.isolated[head])
         if entry.stability is not None:
             graph.nodes[name]["confidence"] = float(entry.stability.confidence[head])
-    pairs = np.column_stack(np.triu_indices(result.n_heads, k=1)).tolist()
-    for i, j in pairs:
-        if abs(G[i, j]) >= threshold:
-            values = {"weight": G[i, j], "strength": abs(G[i, j]), "omega": omega[i, j], "rho": rho[i, j]}
-            graph.add_edge(names[i], names[j], **{name: float(value) for name, value in values.items()})
-            same = bool(entry.labels[i] == entry.labels[j]), groups[i] == groups[j]
-            graph.edges[names[i], names[j]].update(same_coalition=same[0], same_kv_group=same[1])
-    graph.graph["edges_omitted"] = sum(math.isnan(G[i, j]) for i, j in pairs)
+    omitted = 0
+    for i, j in itertools.combinations(range(result.n_heads), 2):
+        weight = G[i][j]
+        omitted += math.isnan(weight)
+        if abs(weight) >= threshold:
+            values = {"weight": weight, "strength": abs(weight), "omega": omega[i][j], "rho": rho[i][j]}
+            same = {"same_coalition": bool(entry.labels[i] == entry.labels[j]), "same_kv_group": groups[i] == groups[j]}
+            graph.add_edge(names[i], names[j], **values, **same)
+    graph.graph["edges_omitted"] = omitted
     return graph
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import adjusted_rand_score
 
 from analysis.heads import kv_groups
 from analysis.results import InteractionResult
+from analysis.spectral import adjusted_rand
 
 _MOSTLY = 0.5  # adjusted Rand index from which coalitions are said to follow the kv groups
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -61,7 +61,7 @@ def kv_agreement(result: InteractionResult, layer: int, labels: np.ndarray) -> K
     # omega between value bases is about normal with standard deviation gauge_noise, and independent of rho
     noise = result.gauge_noise * math.sqrt(2 / math.pi) * _mean(rho[~same]) if (~same).any() else 0.0
     comparable = 1 < result.n_kv_heads < result.n_heads
-    ari = float(adjusted_rand_score(groups, labels)) if comparable else math.nan
+    ari = float(adjusted_rand(labels, groups)) if comparable else math.nan
     inside, between = _mean(strength[same]), _mean(strength[~same])
     return KvAgreement(groups, ari, inside, between, noise, _sentence(result, labels, ari, between, noise))
 

@@ -6,6 +6,7 @@ the heads over the coalitions, the intervals from a jackknife over the batches o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,8 +86,14 @@ class PairMeans:
         mine, theirs = (part[:, which][:, rows].mean(axis=1) for part in self._left_out)
         independent = [theirs - mine] if self._paired else [mine, theirs]
         variance = sum((len(values) - 1) * values.var() for values in independent)
-        half = float(student_t.ppf(0.975, min(len(mine), len(theirs)) - 1) * np.sqrt(variance))
+        half = _t_quantile(min(len(mine), len(theirs)) - 1) * float(np.sqrt(variance))
         return Change(before, after, after - before - half, after - before + half)
+
+
+@functools.cache
+def _t_quantile(degrees: int) -> float:
+    """Of the two-sided 95 % interval."""
+    return float(student_t.ppf(0.975, degrees))
 
 
 def _pair_weights(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,13 +133,13 @@ class SelectivityTest:
     def __init__(self, change: np.ndarray, labels: np.ndarray, permutations: int, seed: int, n_kv_heads: int | None = None):
         heads = labels.shape[1]
         groups = np.zeros(heads) if n_kv_heads is None else np.array(kv_groups(heads, n_kv_heads))
-        # sorting random keys within their group permutes the heads within it
-        keys = np.random.default_rng(seed).random((permutations, heads)) + groups
-        orders = np.ascontiguousarray(np.argsort(keys, axis=1).T)
         self.tested = np.array([1 < len(np.unique(row)) < heads for row in labels])
-        self._null = {row: selectivities(change[row], labels[row], orders) for row in np.flatnonzero(self.tested)}
-        unpermuted = np.arange(heads)[:, None]
-        self._observed = {row: selectivities(change[row], labels[row], unpermuted)[0] for row in self._null}
+        self._observed = np.full(len(labels), np.nan)
+        self._observed[self.tested] = selectivities(change[self.tested], labels[self.tested], np.arange(heads)[:, None])[:, 0]
+        self._null = np.repeat(self._observed[:, None], permutations, axis=1)
+        varied = self.tested & ~np.array([_are_unions(row, groups) for row in labels])  # else no permutation changes a label
+        if varied.any():
+            self._null[varied] = selectivities(change[varied], labels[varied], _orders(permutations, groups, seed))
 
     def p(self, rows: Sequence[int]) -> float:
         """One-sided p of the mean selectivity of some layers; NaN when there is none, or one cannot be tested."""
@@ -143,26 +150,40 @@ class SelectivityTest:
         return permutation_p(sum(self._observed[row] for row in rows), together)
 
 
+def _orders(permutations: int, groups: np.ndarray, seed: int) -> np.ndarray:
+    """Random orders of the heads that keep each group's places to the group, int [heads, permutations]; groups ascend."""
+    keys = np.random.default_rng(seed).random((permutations, len(groups))) + groups
+    return np.ascontiguousarray(np.argsort(keys, axis=1).T)
+
+
+def _are_unions(labels: np.ndarray, groups: np.ndarray) -> bool:
+    """Whether every coalition is a union of groups."""
+    return all(len(np.unique(labels[groups == group])) == 1 for group in np.unique(groups))
+
+
 def selectivities(change: np.ndarray, labels: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """Mean change inside - mean change between coalitions when they hold the heads in other orders, [orders].
+    """Mean change inside - mean change between coalitions when they hold the heads in other orders, [layers, orders].
 
     Parameters
     ----------
-    change : change of the coupling, symmetric [heads, heads].
-    labels : coalition of each place, int [heads]; at least two coalitions, and one of two heads or more.
+    change : change of the coupling, symmetric [layers, heads, heads].
+    labels : coalition of each place, int [layers, heads]; at least two coalitions, and one of two heads or more.
     orders : the head at each place, int [heads, orders].
     """
-    heads = len(labels)
-    flat, row_start = change.ravel(), orders * heads
-    inside, pairs = np.zeros(orders.shape[1]), 0
-    for label in np.unique(labels):
-        places = np.flatnonzero(labels == label)
-        for position, place in enumerate(places[:-1], start=1):  # a head at a time, which bounds memory
-            others = places[position:]
-            inside += np.take(flat, row_start[place] + orders[others]).sum(axis=0)
-            pairs += len(others)
-    total = change[np.triu_indices(heads, k=1)].sum()
-    return inside / pairs - (total - inside) / (heads * (heads - 1) // 2 - pairs)
+    heads = labels.shape[1]
+    first, second = np.triu_indices(heads, k=1)
+    flat, row_start = change.reshape(len(change), heads * heads), orders * heads
+    inside, gathered = np.zeros((len(change), orders.shape[1])), np.empty(orders.shape[1])
+    partitions, rows_of = np.unique(labels, axis=0, return_inverse=True)
+    for number, partition in enumerate(partitions):  # layers with the same coalitions share their indices
+        together, rows = partition[first] == partition[second], np.flatnonzero(rows_of == number)
+        for one, other in zip(first[together], second[together], strict=True):  # a pair at a time, which bounds memory
+            index = row_start[one] + orders[other]
+            for row in rows:
+                inside[row] += flat[row].take(index, out=gathered, mode="clip")  # clip: no check, no copy
+    same = labels[:, first] == labels[:, second]
+    total, pairs = change[:, first, second].sum(axis=1, keepdims=True), same.sum(axis=1, keepdims=True)
+    return inside / pairs - (total - inside) / (same.shape[1] - pairs)
 
 
 def permutation_p(observed: float, null: np.ndarray) -> float:

@@ -75,20 +75,22 @@ class HeadSpectrum:
     def of(cls, affinity: np.ndarray) -> HeadSpectrum:
         """Take an affinity apart."""
         coupled = np.flatnonzero(affinity.sum(axis=1) > _UNCOUPLED)
-        count, component = connected_components(affinity[np.ix_(coupled, coupled)] > _UNCOUPLED, directed=False)
-        eigenvalues = np.zeros(len(coupled))
-        for part in range(count):
-            heads = coupled[component == part]
-            eigenvalues[component == part] = laplacian_eigenvalues(affinity[np.ix_(heads, heads)])
+        inner = affinity[np.ix_(coupled, coupled)]
+        eigenvalues, component = laplacian_eigenvalues(inner), np.zeros(len(coupled), dtype=int)
+        if not (eigenvalues[1:2] > TIE).all():  # a second 0: look for the components
+            component = connected_components(inner > _UNCOUPLED, directed=False)[1]
+            for part in np.unique(component):
+                heads = component == part
+                eigenvalues[heads] = laplacian_eigenvalues(inner[np.ix_(heads, heads)])
         first = np.isin(np.arange(len(coupled)), np.unique(component, return_index=True)[1])
         eigenvalues[first] = 0  # a component's smallest, up to rounding
         order = np.lexsort((~first, eigenvalues))  # before any other 0, so that every component gets a coalition
         return cls(affinity, coupled, component, eigenvalues[order], component[order])
 
-    @property
+    @cached_property
     def n_components(self) -> int:
         """Connected components among the coupled heads."""
-        return len(np.unique(self.component))
+        return int(self.component.max(initial=-1)) + 1
 
     @property
     def isolated(self) -> np.ndarray:
@@ -138,11 +140,26 @@ def canonical(labels: Sequence[int]) -> np.ndarray:
     return np.argsort(np.argsort(first))[inverse]
 
 
+def adjusted_rand(labels: Sequence[int], others: np.ndarray) -> np.ndarray:
+    """Adjusted Rand index of one partition, int [heads], with each of others, int [..., heads]: 1 when equal, 0 by chance, [...].
+
+    That of sklearn.metrics.adjusted_rand_score, for many partitions at once; 1 for two trivial partitions alike.
+    """
+    labels, others = np.asarray(labels), np.asarray(others)
+    first, second = np.triu_indices(len(labels), k=1)
+    mine = labels[first] == labels[second]
+    theirs = others[..., first] == others[..., second]
+    both, expected = (mine & theirs).sum(-1), mine.sum() * theirs.sum(-1) / max(len(first), 1)
+    possible = (mine.sum() + theirs.sum(-1)) / 2
+    trivial = possible == expected
+    return np.where(trivial, 1.0, (both - expected) / np.where(trivial, 1.0, possible - expected))
+
+
 def modularity(affinity: np.ndarray, labels: np.ndarray) -> float:
     """Newman's modularity of a partition of the affinity graph, in [-1/2, 1); 0 for one coalition, or without affinity."""
     total = affinity.sum()
     if total == 0:
         return 0.0
-    member = labels[:, None] == np.unique(labels)  # [heads, coalitions]
-    inside = np.einsum("hc,hi,ic->c", member, affinity, member) / total
-    return float((inside - (affinity.sum(axis=1) @ member / total) ** 2).sum())
+    inside = affinity[labels[:, None] == labels].sum() / total
+    ends = np.bincount(labels, weights=affinity.sum(axis=1)) / total  # share of edge ends in each coalition
+    return float(inside - (ends**2).sum())

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import adjusted_rand_score
 
 from analysis.coalitions import Coalitions, labels_at
 from analysis.progress import track
 from analysis.results import InteractionResult
+from analysis.spectral import adjusted_rand
 
 RESAMPLES = 50  # the least, and the default
 
@@ -81,7 +81,7 @@ def stability_of(labels: Sequence[int], resampled: np.ndarray, batches: int) -> 
     """Judge the coalitions `labels`, int [heads], by those of the resamples, int [resamples, heads]."""
     labels = np.asarray(labels)
     together = (resampled[:, :, None] == resampled[:, None, :]).mean(axis=0)
-    ari = float(np.mean([adjusted_rand_score(labels, other) for other in resampled]))
+    ari = float(adjusted_rand(labels, resampled).mean())
     stayed = np.mean([_stayed(labels, other) for other in resampled], axis=0)
     return Stability(len(resampled), batches, together, ari, stayed)
 

@@ -16,7 +16,15 @@ from sklearn.metrics import adjusted_rand_score
 
 from analysis.coalitions import cluster_heads, find_coalitions
 from analysis.records import read_record
-from analysis.spectral import AFFINITIES, HeadSpectrum, affinity_matrix, canonical, laplacian_eigenvalues, modularity
+from analysis.spectral import (
+    AFFINITIES,
+    HeadSpectrum,
+    adjusted_rand,
+    affinity_matrix,
+    canonical,
+    laplacian_eigenvalues,
+    modularity,
+)
 
 BLOCK = 0.6
 OPPOSED = np.outer([1, 1, 1, -1, -1, -1], [1, 1, 1, -1, -1, -1]).astype(float)
@@ -198,6 +206,16 @@ def test_modularity_is_that_of_networkx():
     communities = [set(np.flatnonzero(labels == label).tolist()) for label in range(4)]
     assert modularity(affinity, labels) == pytest.approx(nx.community.modularity(nx.from_numpy_array(affinity), communities))
     assert modularity(np.zeros((3, 3)), np.arange(3)) == 0
+
+
+def test_adjusted_rand_is_that_of_scikit_learn():
+    generator = np.random.default_rng(0)
+    others = generator.integers(0, 4, (50, 11))
+    for labels in (generator.integers(0, 3, 11), np.zeros(11, dtype=int), np.arange(11)):
+        expected = [adjusted_rand_score(labels, other) for other in others]
+        assert adjusted_rand(labels, others) == pytest.approx(expected)
+    for trivial in (np.zeros(5, dtype=int), np.arange(5), np.zeros(1, dtype=int)):
+        assert adjusted_rand(trivial, trivial) == adjusted_rand_score(trivial, trivial) == 1
 
 
 def test_eigenvalues_are_those_of_networkx_and_components_are_zeros():

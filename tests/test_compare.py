@@ -100,15 +100,16 @@ def test_absolute_coalitions_are_measured_in_absolute_coupling():
 
 
 def test_selectivity_is_the_difference_of_means_for_every_order():
-    change = random_changes(1, 7, seed=0)[0]
-    labels = np.array([0, 1, 0, 2, 1, 0, 0])
+    change = random_changes(3, 7, seed=0)
+    labels = np.array([[0, 1, 0, 2, 1, 0, 0], [0, 0, 1, 1, 1, 2, 3], [0, 1, 0, 2, 1, 0, 0]])
     orders = np.random.default_rng(1).permuted(np.tile(np.arange(7)[:, None], 20), axis=0)
-    for column, found in enumerate(selectivities(change, labels, orders)):
-        coalition = dict(zip(orders[:, column].tolist(), labels.tolist(), strict=True))
+    found = selectivities(change, labels, orders)
+    for row, column in np.ndindex(3, 20):
+        coalition = dict(zip(orders[:, column].tolist(), labels[row].tolist(), strict=True))
         pairs = [(i, j) for i in range(7) for j in range(i)]
-        inside = [change[i, j] for i, j in pairs if coalition[i] == coalition[j]]
-        between = [change[i, j] for i, j in pairs if coalition[i] != coalition[j]]
-        assert found == pytest.approx(np.mean(inside) - np.mean(between))
+        inside = [change[row, i, j] for i, j in pairs if coalition[i] == coalition[j]]
+        between = [change[row, i, j] for i, j in pairs if coalition[i] != coalition[j]]
+        assert found[row, column] == pytest.approx(np.mean(inside) - np.mean(between))
 
 
 @pytest.mark.parametrize("n_kv_heads", [None, 2])
