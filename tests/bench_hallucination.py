@@ -11,9 +11,10 @@ import datasets
 
 from analysis.hallucination.benchmarks import BENCHMARKS
 from analysis.hallucination.data import Items, load_items
-from analysis.hallucination.evaluation import Evaluation, evaluate_benchmark
+from analysis.hallucination.evaluation import Evaluation
 from analysis.hallucination.harness import HarnessModel
 from analysis.hallucination.item_gamma import _batches, _padded, measure_items
+from analysis.hallucination.scoring import evaluate_benchmark
 from analysis.models import LoadedModel, load_model
 from tests.bench import ratio
 from tests.bench_interaction import bare_pass

@@ -90,6 +90,6 @@ def test_evaluate_then_predict(tmp_path, model, capsys):
     assert record["kind"] == "prediction" and list(record["checkpoints"]) == [folder.name for folder in folders]
     assert record["across_checkpoints"]["benchmarks"] == ["builtin_mc1", "builtin_mc2", "builtin_traps"]
     assert set(record["relative_change"]) == {"step-1", "step-2", "step-3"}
-    before = (tmp_path / "answer.json").read_bytes()
-    run("predict", "--results", *folders, "--out", tmp_path / "answer.json")
-    assert (tmp_path / "answer.json").read_bytes() == before
+    for name in ("one.json", "two.json"):
+        run("predict", "--results", folders[0], "--out", tmp_path / name)
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()

@@ -2,17 +2,19 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.hallucination import evaluation as evaluation_module
-from analysis.hallucination import store
+from analysis.hallucination import scoring, store
 from analysis.hallucination.benchmarks import BENCHMARKS, named
 from analysis.hallucination.data import Items, load_items
-from analysis.hallucination.evaluation import Evaluation, evaluate_benchmark, measure_gamma
-from analysis.hallucination.store import evaluation_key, evaluations, stored_evaluations
+from analysis.hallucination.evaluation import Evaluation, stored_evaluations
+from analysis.hallucination.scoring import evaluate_benchmark, measure_gamma
+from analysis.hallucination.store import evaluation_key, evaluations
 from analysis.records import write_record
 from tests.tiny import with_adapter
 from tests.tiny_text import loaded, tiny_loaded
@@ -65,17 +67,17 @@ def test_the_same_checkpoint_and_rows_are_never_scored_twice(workspace, counted)
 
 def test_finished_benchmarks_stay_when_the_next_one_is_interrupted(workspace, counted, monkeypatch):
     tiny, items = tiny_loaded(), builtin("builtin_traps", "builtin_mc")
-    real = evaluation_module.evaluate
+    real = scoring.evaluate
 
     def interrupted(harness, tasks, **settings):
         if "builtin_mc1" in tasks["tasks"]:
             raise KeyboardInterrupt
         return real(harness, tasks, **settings)
 
-    monkeypatch.setattr(evaluation_module, "evaluate", interrupted)
+    monkeypatch.setattr(scoring, "evaluate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(evaluations(tiny, items))
-    monkeypatch.setattr(evaluation_module, "evaluate", real)
+    monkeypatch.setattr(scoring, "evaluate", real)
     assert [stored.name for stored in stored_evaluations()[0]] == ["builtin_traps"]
     assert len(list(evaluations(tiny, items))) == 2
     assert counted == ["builtin_traps", "builtin_mc", "builtin_mc"]
@@ -127,9 +129,7 @@ def test_scores_count_what_must_stand_beside_them():
 
 def test_a_judge_that_answers_is_scored_by_its_verdict(monkeypatch):
     answers = iter([" Yes", "no", " Yes and No", ""])
-    monkeypatch.setattr(
-        evaluation_module.HarnessModel, "generate_until", lambda self, requests: [next(answers) for _ in requests]
-    )
+    monkeypatch.setattr(scoring.HarnessModel, "generate_until", lambda self, requests: [next(answers) for _ in requests])
     rows = [{**row, "hallucination": "yes", "subset": "yes"} for row in load_items(BENCHMARKS["builtin_qa"], limit=4).rows]
     evaluation = evaluate_benchmark(tiny_loaded(), Items(BENCHMARKS["builtin_qa"], rows, [], {}))
     assert list(evaluation.records["value"]) == [1, 0, 0, 0]
@@ -141,10 +141,20 @@ def test_a_judge_that_answers_is_scored_by_its_verdict(monkeypatch):
 def test_gamma_reads_the_prompt_and_the_right_continuation(monkeypatch):
     tiny, (items,) = tiny_loaded(), builtin("builtin_traps")
     seen = []
-    monkeypatch.setattr(evaluation_module, "measure_items", lambda loaded, texts, *rest, **more: seen.extend(texts))
+    monkeypatch.setattr(scoring, "measure_items", lambda loaded, texts, *rest, **more: seen.extend(texts))
     measure_gamma(tiny, evaluate_benchmark(tiny, items))
     right = [row["prompt"] + row["classes"][row["answer_index"]] for row in items.rows]
     assert [tiny.tokenizer.decode(text) for text in seen] == right
+
+
+def test_results_are_read_without_the_harness():
+    code = "import sys, analysis.hallucination.prediction, analysis.hallucination.table; print('lm_eval' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_window_without_room_for_an_answer_is_refused():
+    with pytest.raises(ValueError, match="window of 32 tokens"):
+        evaluate_benchmark(tiny_loaded(max_position_embeddings=32), builtin("builtin_qa")[0])
 
 
 def test_documents_have_no_gamma_of_items():

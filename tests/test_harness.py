@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from analysis.hallucination.benchmarks import BENCHMARKS
 from analysis.hallucination.data import Items, load_items
-from analysis.hallucination.evaluation import evaluate_benchmark
 from analysis.hallucination.harness import HarnessModel
+from analysis.hallucination.scoring import evaluate_benchmark
 from analysis.hallucination.tasks import harness_tasks, judge_prompt, truthful_mass
 from tests.stock_harness import stock_samples, stock_task
 from tests.tiny import randomize_adapter, tiny_model, with_adapter

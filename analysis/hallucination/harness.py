@@ -3,7 +3,7 @@
 What differs from HFLM is a documented rule for items that it cannot score, each of them noted:
 
 - a continuation whose first characters merge with the context into one token is encoded alone ("merged");
-- a continuation longer than the window is not scored ("too long");
+- a continuation longer than the window, or of no token, is not scored ("too long", "empty");
 - a context that does not fit is cut from the left, the scored tokens stay whole ("truncated");
 - a model that is not finite on an item scores it with NaN ("not finite").
 """
@@ -65,8 +65,8 @@ class HarnessModel(HFLM):
         places, encoded = [], []
         for place, request in enumerate(requests):
             context, continuation = self.encode(*request.args)
-            if len(continuation) > self.max_length:
-                self._note(request.args, "too long")
+            if not 0 < len(continuation) <= self.max_length:
+                self._note(request.args, "too long" if continuation else "empty")
                 continue
             if len(context) + len(continuation) > self.max_length + 1:
                 self._note(request.args, "truncated")
@@ -100,7 +100,10 @@ class HarnessModel(HFLM):
         """The greedy answer to each context; a context that leaves no room for it is cut from the left."""
         for request in requests:
             context, settings = request.args
-            if len(self.tok_encode(context)) > self.max_length - settings["max_gen_toks"]:
+            room = self.max_length - settings["max_gen_toks"]
+            if room < 1:
+                raise ValueError(f"the model's window of {self.max_length} tokens has no room for a question and its answer.")
+            if len(self.tok_encode(context)) > room:
                 self._note((context, ""), "truncated")
         with self._progress(len(requests)):
             return super().generate_until(requests, disable_tqdm=True)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from analysis.hallucination.checkpoints import AcrossCheckpoints, across_checkpoints
-from analysis.hallucination.evaluation import Evaluation
+from analysis.hallucination.evaluation import Evaluation, stored_evaluations
 from analysis.hallucination.item_gamma import checkpoint_gamma
 from analysis.hallucination.per_item import Association, ItemAnalysis, association, item_analysis
 from analysis.hallucination.statistics import PairedItems, RelativeChange, relative_change
-from analysis.hallucination.store import stored_evaluations
 
 _WRONG_BELOW = 0.5  # of the truthful mass; an accuracy is 0 or 1
 

@@ -10,21 +10,16 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
-from analysis.hallucination.benchmarks import BENCHMARKS
 from analysis.hallucination.data import Items
-from analysis.hallucination.evaluation import KIND, Evaluation, evaluate_benchmark, measure_gamma, save_gamma
+from analysis.hallucination.evaluation import FOLDER, Evaluation, save_gamma
 from analysis.hallucination.harness import WINDOW
+from analysis.hallucination.scoring import evaluate_benchmark, measure_gamma
 from analysis.hallucination.tasks import PROTOCOL
 from analysis.models import LoadedModel, versions
 from analysis.progress import report
-from analysis.records import read_record
-from analysis.workspace import workspace_dir, workspace_root
-
-_FOLDER = "evaluations"
+from analysis.workspace import workspace_dir
 
 
 def evaluations(
@@ -39,7 +34,7 @@ def evaluations(
     for number, items in enumerate(benchmarks):
         report("benchmarks", number, len(benchmarks), "benchmark")
         name, key = items.benchmark.name, evaluation_key(loaded, items)
-        folder = workspace_dir(_FOLDER, key)
+        folder = workspace_dir(FOLDER, key)
         if (folder / f"{name}.json").is_file():
             evaluation = Evaluation.load(folder, name, gamma)
         else:
@@ -80,40 +75,3 @@ def _tokenizer_text(tokenizer) -> str:
     return (backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)) + str(
         tokenizer.special_tokens_map
     )
-
-
-@dataclass(frozen=True)
-class StoredEvaluation:
-    """What is known of an evaluation in the workspace without reading its items.
-
-    Attributes
-    ----------
-    folder, name : where it is and its benchmark; `Evaluation.load(folder, name)` reads it.
-    scores : the score table's lines, as in `evaluation.TaskScore`.
-    provenance : model, adapter, items, settings, versions.
-    couplings : the couplings that Gamma of its items was measured with.
-    """
-
-    folder: Path
-    name: str
-    scores: list[dict[str, Any]]
-    provenance: dict[str, Any]
-    couplings: list[str]
-
-
-def stored_evaluations(folder: str | Path | None = None) -> tuple[list[StoredEvaluation], list[str]]:
-    """The complete evaluations under a folder (the workspace's by default), and a notice for each file that is damaged."""
-    root = Path(folder) if folder else workspace_root() / _FOLDER
-    found, notices = [], []
-    for path in sorted(root.rglob("*.json")):
-        if path.stem not in BENCHMARKS:
-            continue
-        try:
-            record = read_record(path, KIND)
-        except ValueError as error:
-            notices.append(str(error))
-            continue
-        measured = sorted(path.parent.glob(f"{path.stem}.gamma-*.npz"), reverse=True)
-        couplings = [file.stem.rsplit("-", 1)[1] for file in measured]
-        found.append(StoredEvaluation(path.parent, path.stem, record["scores"], record["provenance"], couplings))
-    return found, notices
