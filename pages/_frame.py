@@ -10,10 +10,10 @@ import streamlit as st
 from analysis.interaction import COUPLINGS
 from analysis.models import DTYPES
 from analysis.workspace import workspace_root
+from gamelora.measurement_jobs import SEQ_LEN, TEXTS, MeasurementRequest, text_name
 from pages._cache import Measurement, machine, measurements
 from pages._jobs import sidebar_jobs
 from pages._widgets import checkpoint_name, choose, linked, plain, take_choices
-from gamelora.measurement_jobs import SEQ_LEN, TEXTS, MeasurementRequest, text_name
 
 # Streamlit collects garbage after every run of a page or fragment, which takes 0.3 s with torch and transformers loaded:
 # their objects stay, so the collector need not look at them again.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from pages._cache import Measurement
-from pages._widgets import plain
 from gamelora import jobs
 from gamelora.jobs import Job
 from gamelora.measurement_jobs import MeasurementRequest, start_again
+from pages._cache import Measurement
+from pages._widgets import plain
 
 _TICK_SECONDS = 1.0
 _SHOWN_JOBS = 5

@@ -8,11 +8,11 @@ import streamlit as st
 
 from analysis.figure_data import A_COLOR, B_COLOR, Curve
 from analysis.results import InteractionResult
+from gamelora.measurement_jobs import MeasurementRequest, request_like, text_name
 from pages._cache import Measurement
 from pages._frame import View
 from pages._jobs import measurement_panel
 from pages._widgets import checkpoint_name, choose, measured_on, plain
-from gamelora.measurement_jobs import MeasurementRequest, request_like, text_name
 
 
 @dataclass(frozen=True)

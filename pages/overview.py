@@ -4,11 +4,11 @@ import streamlit as st
 
 from analysis import figures
 from analysis.figure_data import symmetric_limit
+from gamelora.measurement_jobs import MeasurementRequest, latest_jobs
 from pages._cache import machine
 from pages._frame import View
 from pages._sides import Side, gamma_curves, ready_sides
 from pages._widgets import checkpoint_name, header, measured_on, plain, three_digits
-from gamelora.measurement_jobs import MeasurementRequest, latest_jobs
 
 IDEA = (
     "Every attention head of a layer writes into the same residual stream, and all are trained on one loss: heads are players "

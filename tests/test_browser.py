@@ -38,6 +38,8 @@ def chromium():
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     from playwright.sync_api import sync_playwright
 
+    SHOTS.mkdir(exist_ok=True)
+
     quiet = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=quiet)
@@ -148,7 +150,6 @@ def visit(chromium):
 def test_pages_look_right_in_both_themes(address, visit, page, theme, width, height):
     seen = visit(theme=theme, width=width, height=height)
     seen.open(f"{address}{PATHS[page]}?b=adapted", "every_layer_B" if page == "overview" else "heatmaps")
-    SHOTS.mkdir(exist_ok=True)
     seen.page.screenshot(path=SHOTS / f"{page}_{theme}_{width}x{height}.png")
     background = seen.page.locator('[data-testid="stApp"]').evaluate("element => getComputedStyle(element).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(23, 23, 28)"}[theme]
@@ -269,10 +270,11 @@ def test_the_first_start_shows_the_default_model_without_a_click(visit, tmp_path
         page.set_default_timeout(900_000)
         seen.settle("every_layer_A")
         assert len(list((tmp_path / "workspace" / "jobs").glob("2*"))) == 2, "a refresh starts no second job"
-        page.screenshot(path=SHOTS / "readme_overview.png")
         before = seen.bytes
         page.wait_for_timeout(3000)
         assert seen.bytes - before < 1000, "nothing is redrawn once the job has ended"
+        page.set_viewport_size({"width": 1280, "height": 1060})
+        page.screenshot(path=SHOTS / "readme_overview.png")
         page.get_by_role("link", name="Interaction").click()
         seen.settle("heatmaps")
         page.screenshot(path=SHOTS / "readme_interaction.png")
