@@ -61,7 +61,6 @@ def inspect_gguf(path: Path) -> GGUFInfo:
             f"{', '.join(_ARCHITECTURES)}. Use the model's safetensors folder instead."
         )
     _check_quantizations(path, {tensor.tensor_type for tensor in reader.tensors})
-    _check_extent(path, reader)
     parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     return GGUFInfo(architecture, parameters, "tokenizer.ggml.model" in reader.fields)
 
@@ -75,13 +74,6 @@ def _check_quantizations(path: Path, types: set[gguf.GGMLQuantizationType]) -> N
     unknown = sorted(kind.name for kind in types if kind.name not in readable)
     if unknown:
         raise ValueError(f"{path.name} uses the quantization {', '.join(unknown)}, which cannot be read. {_QUANTIZATION_HELP}")
-
-
-def _check_extent(path: Path, reader: gguf.GGUFReader) -> None:
-    end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
-    size = path.stat().st_size
-    if not reader.tensors or size < end:
-        raise ValueError(f"{path.name} is truncated or corrupt ({size:,} of {end:,} bytes). {_CORRUPT_HELP}")
 
 
 def converted_folder(path: Path, sha256: str) -> Path:

@@ -290,10 +290,10 @@ def test_without_a_tokenizer_there_is_still_G_on_token_ids(file, tmp_path):
     assert load_model(str(file), tokenizer=str(tmp_path / "tokens")).tokenizer is not None
 
 
-@pytest.mark.parametrize("tensor", ["blk.1.attn_output", "output_norm", "token_embd"])
-def test_a_missing_tensor_is_not_replaced_by_random_numbers(tensor, model, workspace, tmp_path):
-    file = write_gguf(tmp_path / "tiny.gguf", model, without=tensor)
-    with pytest.raises(ValueError, match=r"tiny.gguf lacks 1 of the tensors"):
+@pytest.mark.parametrize(("tensors", "count"), [("blk.1.attn_output", 1), ("output_norm", 1), ("token_embd", 1), ("blk.", 18)])
+def test_a_missing_tensor_is_not_replaced_by_random_numbers(tensors, count, model, workspace, tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf", model, without=tensors)
+    with pytest.raises(ValueError, match=rf"tiny.gguf lacks {count} of the tensors"):
         load_model(str(file))
     assert converted(workspace) == []
 
