@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from analysis.coalition_figures import coassignment, comparison_chart, eigenvalue_chart, reordered_heatmap
@@ -59,6 +60,11 @@ class Screen:
     def groups(self) -> np.ndarray | None:
         """kv group of each head; None where groups say nothing."""
         return self.entry.kv.groups if 1 < self.side.result.n_kv_heads < self.side.result.n_heads else None
+
+
+def heatmap(screen: Screen, G: np.ndarray, limit: float) -> go.Figure:
+    """G in the order of the coalitions on screen, beside its colour bar however wide the window is."""
+    return reordered_heatmap(G, screen.entry, limit, screen.groups).update_xaxes(constraintoward="right")
 
 
 def stability(screen: Screen) -> None:
@@ -118,7 +124,7 @@ def comparison(screen: Screen) -> None:
     for column, side, G in zip(st.columns(2, gap="medium"), screen.sides, matrices, strict=True):
         with column:
             st.markdown(f":{'blue' if side.label == 'A' else 'orange'}[**{plain(side.name)}**], layer {screen.layer}")
-            figure = reordered_heatmap(G, screen.entry, limit, screen.groups)
+            figure = heatmap(screen, G, limit)
             st.plotly_chart(figure, key=f"compared_{side.label}", alt=f"G of {side.label} in the order of the coalitions")
     st.caption(f"Both in the order of the coalitions of {screen.side.label}, on one scale.")
 
@@ -174,7 +180,7 @@ def flow(screen: Screen) -> None:
     st.plotly_chart(chart, key="flow_chart", alt="Membership of the heads across layers")
     st.caption(
         f"Coalitions of {plain(screen.side.name)}; a band is the heads that go from one to the next. Across layers a head is "
-        "followed by its index, which means something for kv groups only: a residual stream does not order its heads."
+        "followed by its index, which is only a convention of the model's code."
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import streamlit as st
 
-from analysis.coalition_figures import coalition_graph, reordered_heatmap
+from analysis.coalition_figures import coalition_graph
 from analysis.coalition_style import looks
 from analysis.figure_data import symmetric_limit
 from analysis.head_graph import head_graph
@@ -134,8 +134,7 @@ def _pictures(screen: Screen) -> None:
     limit, k = symmetric_limit(screen.G), screen.entry.k
     graph = head_graph(screen.side.result, screen.entry, screen.threshold)
     with left:
-        chart = reordered_heatmap(screen.G, screen.entry, limit, screen.groups)
-        chart.update_xaxes(constraintoward="right")  # beside its colour bar, however wide the window
+        chart = tabs.heatmap(screen, screen.G, limit)
         st.plotly_chart(chart, key="reordered", alt=f"G of layer {screen.layer}, heads sorted into {k} coalitions")
         st.caption(
             f"G of layer {screen.layer}, {screen.side.result.coupling} coupling, heads sorted by coalition, blocks outlined. "
