@@ -171,7 +171,7 @@ def cross_entropy(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> 
 
 def benchmark_scores(loaded: LoadedModel, items: Items, batch_size: int) -> dict[str, Scores]:
     """Every score of a benchmark, by item; NaN for an item that cannot be scored."""
-    from analysis.hallucination.evaluation import evaluate_benchmark  # here, because lm_eval takes seconds to import
+    from analysis.hallucination.scoring import evaluate_benchmark  # here, because lm_eval takes seconds to import
 
     evaluation = evaluate_benchmark(loaded, items, batch_size)
     scored = {name: evaluation.items(name) for name in evaluation.score_names}

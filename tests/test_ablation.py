@@ -21,7 +21,7 @@ from analysis.ablation import (
 from analysis.corpus import TokenRows
 from analysis.hallucination.benchmarks import BENCHMARKS
 from analysis.hallucination.data import load_items
-from analysis.hallucination.evaluation import evaluate_benchmark
+from analysis.hallucination.scoring import evaluate_benchmark
 from analysis.head_values import HeadValues, first_order_values, measure_head_values
 from analysis.heads import attention_layers, head_outputs
 from analysis.interaction import causal_loss, rows_to_batches
