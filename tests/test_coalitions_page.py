@@ -99,8 +99,9 @@ def test_every_tab_draws(results, tab, link):
 @pytest.mark.parametrize(("of", "fixed"), [("A", "before"), ("B", "after")])
 def test_the_verdict_is_that_of_the_comparison(results, of, fixed):
     before, after = synthetic_result(**THREE_GROUPS), synthetic_result(**THREE_GROUPS, seed=1, adapter="/runs/laptop")
-    expected = compare(before, after, fixed)
-    test = coalitions_page(b="adapted", of=of, tab="A against B")
+    expected = compare(before, after, fixed, k=4)
+    assert expected.sentence != compare(before, after, "before" if fixed == "after" else "after", k=4).sentence
+    test = coalitions_page(b="adapted", of=of, k="4", tab="A against B")
     said = words(test)
     assert expected.sentence in said
     assert f"Coalitions of {of}, paper coupling; n = {len(expected.tested)} layers of 36 pairs of heads" in said
