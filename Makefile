@@ -13,7 +13,7 @@ app: setup
 
 test: setup $(READY)-dev
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 unit: setup $(READY)-dev
 	$(BIN)/python -m pytest -m "not browser and not slow"
