@@ -83,7 +83,7 @@ def run_coalitions(options: argparse.Namespace) -> None:
     coalitions.save(options.out)
     for entry in coalitions.layers:
         sure = f", mean ARI {entry.stability.mean_ari:.2f}" if entry.stability else ""
-        print(f"layer {entry.layer}: {entry.k} coalitions{sure}; {entry.note} {entry.kv.sentence}")
+        print(f"layer {entry.layer}: {entry.k} coalition{'s' * (entry.k > 1)}{sure}; {entry.note} {entry.kv.sentence}")
     print(options.out)
 
 

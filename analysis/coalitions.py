@@ -43,7 +43,8 @@ class _Choice:
 def _choose(spectrum: HeadSpectrum, trivial: int) -> _Choice:
     """The k at the largest eigengap, 2 <= k <= coupled heads / 2, when shuffled couplings do not give such a gap too.
 
-    `trivial` is the number of components that are there by construction: 1, or the kv groups of a clustering within them.
+    [D] The comparison with shuffles is this project's test of "there is a gap". `trivial` is the number of components that are
+    there by construction: 1, or the kv groups of a clustering within them.
     """
     base, heads = spectrum.n_components, len(spectrum.coupled)
     apart = base > trivial
@@ -243,8 +244,11 @@ class Coalitions:
         return kv_groups(self.n_heads, self.n_kv_heads) if self.within_kv else None
 
     def of_layer(self, layer: int) -> LayerCoalitions:
-        """The entry of a layer, given by its true index."""
-        return next(entry for entry in self.layers if entry.layer == layer)
+        """The entry of a layer, given by its true index; a ValueError where there is none."""
+        found = {entry.layer: entry for entry in self.layers}
+        if layer not in found:
+            raise ValueError(f"layer {layer} was not clustered: layers {', '.join(map(str, found))} were.")
+        return found[layer]
 
     def record(self) -> dict[str, Any]:
         """JSON-ready: settings, provenance, and for each layer the coalitions by head name, with all numbers."""

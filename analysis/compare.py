@@ -163,6 +163,8 @@ def compare(
     after = after.view(before.coupling)
     if coalitions is None:
         coalitions = find_coalitions(before if coalitions_from == "before" else after, k, affinity, within_kv=within_kv)
+    if [entry.layer for entry in coalitions.layers] != before.layers.tolist():
+        raise ValueError("the coalitions are not of all the layers that the two results hold: find them for every layer.")
     absolute = coalitions.affinity == "absolute"
     layers, overall = _effects(before, after, coalitions, np.abs if absolute else np.asarray, permutations, seed)
     same_text = before.provenance["text"] == after.provenance["text"]

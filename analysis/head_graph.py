@@ -59,7 +59,7 @@ def layout(graph: nx.Graph) -> dict[str, tuple[float, float]]:
     positions = {}
     for coalition, nodes in members.items():
         share = len(nodes) * len(members) / len(graph)  # 1 for a coalition of mean size
-        radius = 1.7 * math.sqrt(share) / max(len(members), 3) if len(nodes) > 1 else 0.0
+        radius = 1.5 * math.sqrt(share) / max(len(members), 3) if len(nodes) > 1 else 0.0
         positions |= nx.circular_layout(nodes, scale=radius, center=centres[coalition])
     return {node: (round(float(x), 6), round(float(y), 6)) for node, (x, y) in positions.items()}
 

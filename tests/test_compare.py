@@ -139,14 +139,23 @@ def test_within_kv_groups_the_groups_themselves_cannot_be_selective():
 def test_within_kv_groups_heads_never_leave_them():
     labels = np.arange(8) % 2  # half of each kv group of four
     change = np.zeros((1, 8, 8))
-    change[0, :4, :4] = 1  # a change of one kv group as a whole is no selectivity within kv groups
-    assert SelectivityTest(change, labels[None], 199, 0, n_kv_heads=2).p([0]) == 1
+    change[0, :4, :4] = -1  # a change of one kv group as a whole is no selectivity within kv groups
+    over_heads, within = (SelectivityTest(change, labels[None], 199, 0, n_kv_heads=n).p([0]) for n in (None, 2))
+    assert over_heads < 0.7 and within == 1
 
 
 def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, np.nan])[:3].tolist() == pytest.approx([0.03, 0.06, 0.06])
     assert np.isnan(holm([0.01, np.nan])[1]) and holm([0.9, 0.8]).tolist() == [1, 1]
     assert holm([np.nan]).shape == (1,) and holm([]).shape == (0,)
+
+
+def test_a_layer_alone_is_judged_by_its_adjusted_p():
+    """Eight heads in two coalitions have 35 partitions, so that p is about 0.03 at best, and 0.09 over three layers."""
+    before, after = (planted_result(np.arange(8) // 4, layers=3, strength=one) for one in (0.4, 0.6))
+    found = compare(before, after, k=2)
+    assert all(entry.p < 0.05 < entry.p_holm and entry.verdict == "other change" for entry in found.layers)
+    assert found.verdict == "selective" and "0 of the 3 layers stand alone" in found.sentence
 
 
 def test_ties_count_against_the_observed():
@@ -222,6 +231,8 @@ def test_a_coupling_that_was_not_measured_is_refused():
 def test_refused_options():
     with pytest.raises(ValueError, match="98 permutations are too few"):
         compare(planted(), planted(), permutations=98)
+    with pytest.raises(ValueError, match="not of all the layers"):
+        compare(planted(), planted(), coalitions=find_coalitions(planted(), layers=[1]))
     with pytest.raises(ValueError, match="not from 'both'"):
         compare(planted(), planted(), coalitions_from="both")
 
