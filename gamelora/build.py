@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import TrainingArguments, set_seed
@@ -105,6 +106,16 @@ def rows_at_once(config: GameLoraConfig, n_processes: int) -> int:
     return rows
 
 
+def autocast_dtype(config: GameLoraConfig, device: torch.device) -> str:
+    """What `autocast` means on this device; without a bfloat16 unit a CPU would take many times as long as in float32."""
+    if config.autocast != "auto":
+        return config.autocast
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    unit = device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bfloat16" if unit else "float32"
+
+
 def training_arguments(config: GameLoraConfig, folder: Path) -> TrainingArguments:
     """The config in transformers' words.
 
@@ -121,7 +132,7 @@ def training_arguments(config: GameLoraConfig, folder: Path) -> TrainingArgument
             output_dir=str(folder / "checkpoints"),
             run_name=folder.name,
             use_cpu=process.device.type == "cpu",
-            bf16=config.autocast == "bfloat16",
+            bf16=autocast_dtype(config, process.device) == "bfloat16",
             activation_checkpointing=config.gradient_checkpointing,
             activation_checkpointing_kwargs={"use_reentrant": False},  # with reentry a frozen base cuts the adapters off
             per_device_train_batch_size=rows,

@@ -49,7 +49,11 @@ class GameLoraConfig:
     revision: str | None = _setting(None, "Branch, tag or commit of a hub model.", "model", True)
     dtype: str = _setting("float32", "Number format of the frozen base weights.", "model", True, choices=DTYPES)
     autocast: str = _setting(
-        "bfloat16", "Number format of the forward pass; losses and adapters stay in float32.", "model", True, choices=DTYPES
+        "auto",
+        "Number format of the forward pass; losses and adapters stay in float32. auto: bfloat16 where the hardware has it.",
+        "model",
+        True,
+        choices=("auto", *DTYPES),
     )
     gradient_checkpointing: bool = _setting(
         False, "Recompute activations in the backward pass: less memory, about a third more time.", "model", True

@@ -59,6 +59,8 @@ class ShuffledRows(Dataset):
         return self.length
 
     def __getitem__(self, position: int) -> dict[str, Tensor]:
+        if not 0 <= position < self.length:
+            raise IndexError(position)
         epoch, place = divmod(position, len(self.rows))
         if self._order is None or self._order[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)

@@ -6,9 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from analysis.models import load_model
 from gamelora.checkpoints import saying_disk_full
 from gamelora.runs import Run
@@ -32,7 +29,6 @@ def merge_run(run: Run, out: Path) -> Path:
     config = run.config()
     loaded = load_model(config.model, revision=config.revision, adapter=str(adapter), dtype=config.dtype, device="cpu")
     model = loaded.model.merge_and_unload(safe_merge=True)
-    _untie_if_apart(model)
     hidden = out.with_name(f".{out.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir(parents=True)
@@ -45,10 +41,3 @@ def merge_run(run: Run, out: Path) -> Path:
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return out
-
-
-def _untie_if_apart(model: nn.Module) -> None:
-    """A tied model whose embedding and head were trained whole has two matrices: say so, or it reloads with one."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if model.config.tie_word_embeddings and head is not None and not torch.equal(embedding.weight, head.weight):
-        model.config.tie_word_embeddings = False
