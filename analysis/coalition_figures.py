@@ -16,7 +16,7 @@ from analysis.coalition_style import NEGATIVE_COLOR, POSITIVE_COLOR, Look, block
 from analysis.coalitions import LayerCoalitions
 from analysis.compare import Comparison
 from analysis.figure_data import A_COLOR, B_COLOR, NEUTRAL_COLOR, head_names, off_diagonal, tick_positions
-from analysis.figures import _calm, _color_axis, _escaped
+from analysis.figures import calm, color_axis, escaped
 from analysis.head_graph import kv_groups_matter, layout
 
 _WIDTHS = 6  # edges are drawn in so many widths, a trace each, which keeps the page light
@@ -65,12 +65,12 @@ def reordered_heatmap(G: np.ndarray, entry: LayerCoalitions, limit: float, group
     shape = {
         "xaxis": {"range": [left, heads - 0.5], "tickangle": -90, **axis},
         "yaxis": {"range": [heads - 0.5, -0.5], "scaleanchor": "x", **axis},
-        "coloraxis": _color_axis(limit),
+        "coloraxis": color_axis(limit),
         "plot_bgcolor": _NO_BACKGROUND,
         "shapes": _blocks(entry, NEUTRAL_COLOR),
         "annotations": title,
     }
-    return _calm(go.Figure(traces, shape), height=400, top=20)
+    return calm(go.Figure(traces, shape), height=400, top=20)
 
 
 _BARE = {"showgrid": False, "zeroline": False, "ticks": "", "fixedrange": True}
@@ -110,7 +110,7 @@ def coalition_graph(graph: nx.Graph, looks: Sequence[Look]) -> go.Figure:
         "yaxis": {"range": [y.min() - margin, y.max() + margin], "scaleanchor": "x", **hidden},
         "plot_bgcolor": _NO_BACKGROUND,
     }
-    return _calm(go.Figure([*_edges(graph, positions), heads], shape), height=400)
+    return calm(go.Figure([*_edges(graph, positions), heads], shape), height=400)
 
 
 def _edges(graph: nx.Graph, positions: dict[str, tuple[float, float]]) -> list[dict]:
@@ -184,7 +184,7 @@ def eigenvalue_chart(entry: LayerCoalitions) -> go.Figure:
         text = {"text": f"gap after {entry.cut}: {high - low:.3g}{p}", "showarrow": False, "xanchor": "left", "xshift": 10}
         shape["shapes"] = [{"type": "line", "x0": middle, "x1": middle, "y0": low, "y1": high, "line": line, "layer": "below"}]
         shape["annotations"] = [{"x": middle, "y": (low + high) / 2, **text}]
-    return _calm(go.Figure([points], shape), height=320)
+    return calm(go.Figure([points], shape), height=320)
 
 
 def coassignment(entry: LayerCoalitions) -> go.Figure:
@@ -229,12 +229,12 @@ def coassignment(entry: LayerCoalitions) -> go.Figure:
         "shapes": _blocks(entry, _CHOSEN),
         "annotations": [_heading("together", 0.21), _heading("confidence", 0.825)],
     }
-    return _calm(go.Figure([together, confidence], shape), height=380, top=34)
+    return calm(go.Figure([together, confidence], shape), height=380, top=34)
 
 
 def _heading(text: str, x: float, xanchor: str = "center") -> dict:
     place = {"x": x, "y": 1, "xref": "paper", "yref": "paper", "xanchor": xanchor, "yanchor": "bottom", "yshift": 4}
-    return {"text": _escaped(text), "showarrow": False, **place}
+    return {"text": escaped(text), "showarrow": False, **place}
 
 
 def flow(columns: Sequence[tuple[str, LayerCoalitions]]) -> go.Figure:
@@ -254,7 +254,7 @@ def flow(columns: Sequence[tuple[str, LayerCoalitions]]) -> go.Figure:
         down += (np.cumsum(sizes) - sizes / 2).clip(0.001, 0.999).tolist()  # in the order of the labels
         across += [min(max(position / last, 0.001), 0.999)] * entry.k
         colors += [looks(entry)[heads[0]].color for heads in entry.members]
-        about += [f"{_escaped(title)}, coalition {label}: {_list(heads)}" for label, heads in enumerate(entry.members)]
+        about += [f"{escaped(title)}, coalition {label}: {_list(heads)}" for label, heads in enumerate(entry.members)]
     links = _links([entry for _, entry in columns])
     sankey = {
         "type": "sankey",
@@ -281,7 +281,7 @@ def flow(columns: Sequence[tuple[str, LayerCoalitions]]) -> go.Figure:
     }
     anchors = ["left", *["center"] * (len(columns) - 2), "right"]
     titles = [_heading(title, place / last, anchors[place]) for place, (title, _) in enumerate(columns)]
-    return _calm(go.Figure([sankey], {"annotations": titles}), height=360, top=34)
+    return calm(go.Figure([sankey], {"annotations": titles}), height=360, top=34)
 
 
 def _links(entries: Sequence[LayerCoalitions]) -> list[tuple[int, int, list[int]]]:
@@ -326,11 +326,11 @@ def comparison_chart(comparison: Comparison, before: str = "A", after: str = "B"
         place = {"x0": selected, "x1": selected, "y0": 0, "y1": 1, "yref": "paper"}
         shape["shapes"] = [{"type": "line", "line": line, "layer": "below", **place}]
     traces = [
-        _means(comparison, which, side) | {"name": _escaped(name), "yaxis": axis_name, "showlegend": which == "inside"}
+        _means(comparison, which, side) | {"name": escaped(name), "yaxis": axis_name, "showlegend": which == "inside"}
         for which, axis_name in (("inside", "y"), ("between", "y2"))
         for side, name in (("before", before), ("after", after))
     ]
-    return _calm(go.Figure(traces, shape), height=380, legend=True)
+    return calm(go.Figure(traces, shape), height=380, legend=True)
 
 
 def _means(comparison: Comparison, which: str, side: str) -> dict:

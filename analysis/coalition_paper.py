@@ -18,7 +18,7 @@ from analysis.coalition_style import NEGATIVE_COLOR, POSITIVE_COLOR, Look, block
 from analysis.compare import Comparison
 from analysis.figure_data import A_COLOR, B_COLOR, NEUTRAL_COLOR, off_diagonal, symmetric_limit, tick_positions
 from analysis.head_graph import kv_groups_matter, layout
-from analysis.paper_figures import _COLORMAP, COLUMN_WIDTH, PAGE_WIDTH, _color_bar, _one_axes
+from analysis.paper_figures import COLORMAP, COLUMN_WIDTH, PAGE_WIDTH, color_bar, one_axes
 
 WIDTHS = {"column": COLUMN_WIDTH, "page": PAGE_WIDTH}  # inches
 _DASHES = (0, (4, 2))
@@ -86,7 +86,7 @@ def reordered_heatmap_figure(
     figure = Figure(figsize=(width, 0.88 * min(width, 5.0)), layout="constrained")
     axes = figure.subplots()
     order, limit = block_order(labels), symmetric_limit(G)
-    image = axes.imshow(off_diagonal(G)[np.ix_(order, order)], cmap=_COLORMAP, vmin=-limit, vmax=limit, interpolation="nearest")
+    image = axes.imshow(off_diagonal(G)[np.ix_(order, order)], cmap=COLORMAP, vmin=-limit, vmax=limit, interpolation="nearest")
     for start, end in block_bounds(labels):
         axes.add_patch(Rectangle((start, start), end - start, end - start, fill=False, edgecolor="black", linewidth=1))
     small = min(6.0, 43 * width / len(order))  # points: what a row of cells has room for
@@ -107,7 +107,7 @@ def reordered_heatmap_figure(
     axes.tick_params(length=0)
     axes.tick_params(axis="y", pad=(0.06 if groups is None else 0.12) * 48 * width)
     axes.spines[:].set_visible(False)
-    _color_bar(figure, image, [axes], limit, "G")
+    color_bar(figure, image, [axes], limit, "G")
     return figure
 
 
@@ -118,7 +118,7 @@ def comparison_figure(
 
     A layer that is selective by itself after Holm has a star. `before` and `after` are the names of the two checkpoints.
     """
-    figure, axes = _one_axes(width, 2.2)
+    figure, axes = one_axes(width, 2.2)
     figure.delaxes(axes)
     panels = figure.subplots(2, 1, sharex=True)
     layers = [entry.layer for entry in comparison.tested]

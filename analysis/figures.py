@@ -32,7 +32,7 @@ def gamma_by_layer(
         figure.add_scatter(
             x=curve.x,
             y=curve.y,
-            name=_escaped(curve.name),
+            name=escaped(curve.name),
             mode="lines+markers",
             line={"color": curve.color, "width": 2},
             marker={"size": 8, "color": curve.color},
@@ -48,7 +48,7 @@ def gamma_by_layer(
     figure.update_xaxes(
         title="layer", range=[span.min() - 0.5, span.max() + 0.5], fixedrange=True, tickformat="d", showgrid=False
     )
-    return _calm(figure, height=height, legend=len(curves) > 1)
+    return calm(figure, height=height, legend=len(curves) > 1)
 
 
 def layer_heatmaps(panels: Sequence[Panel], limit: float) -> go.Figure:
@@ -86,10 +86,10 @@ def layer_heatmaps(panels: Sequence[Panel], limit: float) -> go.Figure:
         boxes += [_square(start, start, end - start, **axes) for start, end in kv_group_bounds(heads, panel.n_kv_heads)]
         figure.update_yaxes(row=1, col=column, range=[heads - 0.5, -0.5], scaleanchor=anchor, constraintoward="top", **axis)
     for title, panel in zip(figure.layout.annotations, panels, strict=True):
-        title.update(font={"color": panel.color, "size": 14}, yshift=6, text=_escaped(panel.title))
-    figure.update_layout(plot_bgcolor=_BLANK, shapes=boxes, coloraxis=_color_axis(limit))
+        title.update(font={"color": panel.color, "size": 14}, yshift=6, text=escaped(panel.title))
+    figure.update_layout(plot_bgcolor=_BLANK, shapes=boxes, coloraxis=color_axis(limit))
     height, width = (400, 430) if len(panels) == 1 else (340, 30 + 360 * len(panels))
-    return _calm(figure, height=height, top=44).update_layout(width=width)
+    return calm(figure, height=height, top=44).update_layout(width=width)
 
 
 def all_layers(
@@ -134,8 +134,8 @@ def all_layers(
     figure.update_xaxes(visible=False, constrain="domain", fixedrange=True, range=[-1, width])
     figure.update_yaxes(visible=False, scaleanchor="x", constrain="domain", constraintoward="top", fixedrange=True)
     figure.update_yaxes(range=[height - 0.5, -0.5])
-    figure.update_layout(shapes=frames, coloraxis=_color_axis(limit))
-    return _calm(figure, height=40 + round(880 * height / width)).update_layout(width=980)
+    figure.update_layout(shapes=frames, coloraxis=color_axis(limit))
+    return calm(figure, height=40 + round(880 * height / width)).update_layout(width=980)
 
 
 def spectrum(curves: Sequence[Curve]) -> go.Figure:
@@ -150,7 +150,7 @@ def spectrum(curves: Sequence[Curve]) -> go.Figure:
         figure.add_scatter(
             x=curve.x,
             y=curve.y,
-            name=_escaped(curve.name),
+            name=escaped(curve.name),
             mode="lines+markers",
             line={"color": curve.color, "width": 2},
             marker={"size": 7},
@@ -159,10 +159,10 @@ def spectrum(curves: Sequence[Curve]) -> go.Figure:
     figure.add_hline(y=1, line={"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}, layer="below")
     figure.update_xaxes(title="rank", showgrid=False, fixedrange=True, tickformat="d")
     figure.update_yaxes(title="eigenvalue of G", rangemode="tozero", nticks=6, fixedrange=True)
-    return _calm(figure, height=320, legend=len(curves) > 1)
+    return calm(figure, height=320, legend=len(curves) > 1)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Plotly reads HTML tags in names; a model's name may hold any sign."""
     return html.escape(text, quote=False)
 
@@ -172,7 +172,8 @@ def _square(x: float, y: float, size: float, **style) -> dict:
     return {"type": "rect", "x0": x, "x1": x + size, "y0": y, "y1": y + size, **style}
 
 
-def _color_axis(limit: float) -> dict:
+def color_axis(limit: float) -> dict:
+    """The diverging colour axis that all panels of a figure share: symmetric, white at 0, the range printed."""
     ticks = [-limit, -limit / 2, 0, limit / 2, limit]
     bar = {
         "thickness": 10,
@@ -185,7 +186,8 @@ def _color_axis(limit: float) -> dict:
     return {"colorscale": _COLORSCALE, "cmin": -limit, "cmax": limit, "colorbar": bar}
 
 
-def _calm(figure: go.Figure, height: int, legend: bool = False, top: int = 10) -> go.Figure:
+def calm(figure: go.Figure, height: int, legend: bool = False, top: int = 10) -> go.Figure:
+    """The look of every chart on screen: no ground of its own, thin grid, little margin; returns the figure."""
     figure.update_layout(
         height=height,
         margin={"l": 10, "r": 10, "t": 34 if legend else top, "b": 10, "pad": 0},

@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from analysis.ablation import Effect
 from analysis.figure_data import NEUTRAL_COLOR, head_names
-from analysis.figures import _calm, _escaped
+from analysis.figures import calm, escaped
 from analysis.game import HeadGame, Price, best_responses
 from analysis.game_result import GameResult
 
@@ -54,11 +54,11 @@ def prices_by_layer(series: Sequence[Series], selected: int | None = None) -> go
             figure.add_scatter(
                 x=layers,
                 y=[each.value if each.bounded else None for each in prices],
-                name=label if len(series) == 1 else _escaped(f"{part.name}: {label}"),
+                name=label if len(series) == 1 else escaped(f"{part.name}: {label}"),
                 mode="lines+markers" if dash == "solid" else "lines",
                 line={"color": part.color, "width": 2 if dash == "solid" else 1.5, "dash": dash},
                 marker={"size": 7},
-                hovertemplate=f"layer %{{x}}: {label} %{{y:.4g}}<extra>{_escaped(part.name)}</extra>",
+                hovertemplate=f"layer %{{x}}: {label} %{{y:.4g}}<extra>{escaped(part.name)}</extra>",
             )
             figure.add_scatter(
                 x=layers[~bounded],
@@ -67,14 +67,14 @@ def prices_by_layer(series: Sequence[Series], selected: int | None = None) -> go
                 mode="markers",
                 marker={"symbol": "triangle-up-open" if dash == "dot" else "triangle-up", "size": 9, "color": part.color},
                 showlegend=False,
-                hovertemplate=f"layer %{{x}}: {label} unbounded<br>%{{text}}<extra>{_escaped(part.name)}</extra>",
+                hovertemplate=f"layer %{{x}}: {label} unbounded<br>%{{text}}<extra>{escaped(part.name)}</extra>",
             )
     if selected is not None:
         figure.add_vline(x=selected, line={"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}, layer="below")
     figure.update_xaxes(title="layer", tickformat="d", showgrid=False, fixedrange=True)
     figure.update_yaxes(title="price of anarchy", type="log", range=[-0.01, np.log10(1.05 * edge)], fixedrange=True)
     figure.update_yaxes(dtick="D2", tickformat="~g")
-    return _calm(figure, height=300, legend=True)
+    return calm(figure, height=300, legend=True)
 
 
 def two_dynamics(game: HeadGame, layer: int, color: str) -> go.Figure:
@@ -130,7 +130,7 @@ def two_dynamics(game: HeadGame, layer: int, color: str) -> go.Figure:
             )
     figure.update_xaxes(showgrid=False, fixedrange=True, tickformat="d")
     figure.update_yaxes(fixedrange=True, nticks=5)
-    return _calm(figure, height=420, top=40)
+    return calm(figure, height=420, top=40)
 
 
 def _rounds_to_show(paths: Sequence) -> int:
@@ -163,7 +163,7 @@ def charges_and_vif(series: Sequence[Series], layer: int, selected: int | None =
             "x": names,
             "customdata": heads,
             "marker": {"color": part.color, "opacity": opacity},
-            "name": _escaped(part.name),
+            "name": escaped(part.name),
             "legendgroup": part.name,
             "offsetgroup": part.name,
         }
@@ -180,14 +180,14 @@ def charges_and_vif(series: Sequence[Series], layer: int, selected: int | None =
             col=1,
         )
         if game.charges is None:
-            why = _escaped(f"{part.name}: {game.price_of_anarchy.reason}")
+            why = escaped(f"{part.name}: {game.price_of_anarchy.reason}")
             figure.add_annotation(text=why, x=0.5, y=0.5, xref="x domain", yref="y domain", showarrow=False)
     line = {"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}
     figure.add_hline(y=threshold, line=line, annotation_text=f"redundant above {threshold:g}", row=2, col=1)
     figure.update_xaxes(fixedrange=True, showgrid=False, type="category")
     figure.update_yaxes(fixedrange=True, nticks=5, rangemode="tozero")
     figure.update_layout(barmode="group")
-    return _calm(figure, height=420, legend=len(series) > 1, top=40)
+    return calm(figure, height=420, legend=len(series) > 1, top=40)
 
 
 def redundant_by_layer(series: Sequence[Series]) -> go.Figure:
@@ -203,15 +203,15 @@ def redundant_by_layer(series: Sequence[Series]) -> go.Figure:
             figure.add_bar(
                 x=list(result.layers),
                 y=count,
-                name=_escaped(f"{part.name}: {label}"),
+                name=escaped(f"{part.name}: {label}"),
                 offsetgroup=part.name,
                 marker={"color": fill, "line": {"color": part.color, "width": 1.5}},
-                hovertemplate=f"layer %{{x}}: %{{y}} {label}<extra>{_escaped(part.name)}</extra>",
+                hovertemplate=f"layer %{{x}}: %{{y}} {label}<extra>{escaped(part.name)}</extra>",
             )
     figure.update_xaxes(title="layer", tickformat="d", showgrid=False, fixedrange=True)
     figure.update_yaxes(title="heads", rangemode="tozero", tickformat="d", nticks=5, fixedrange=True)
     figure.update_layout(barmode="group")
-    return _calm(figure, height=240, legend=True)
+    return calm(figure, height=240, legend=True)
 
 
 def ablation_against_random(effect: Effect, name: str, measure: str, color: str) -> go.Figure:
@@ -233,13 +233,13 @@ def ablation_against_random(effect: Effect, name: str, measure: str, color: str)
         bars = {"array": [interval[1] - effect.effect], "arrayminus": [effect.effect - interval[0]], "color": color}
     figure.add_scatter(
         x=[effect.effect],
-        y=[_escaped(name)],
+        y=[escaped(name)],
         error_x=bars,
         mode="markers",
         marker={"color": color, "size": 11},
         hovertemplate="%{y}: %{x:+.4g}<extra></extra>",
     )
     figure.add_vline(x=0, line={"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}, layer="below")
-    figure.update_xaxes(title=_escaped(measure), fixedrange=True, nticks=7)
+    figure.update_xaxes(title=escaped(measure), fixedrange=True, nticks=7)
     figure.update_yaxes(fixedrange=True, showgrid=False)
-    return _calm(figure, height=190)
+    return calm(figure, height=190)

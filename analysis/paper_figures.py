@@ -23,12 +23,12 @@ FORMATS = {"svg": "image/svg+xml", "pdf": "application/pdf", "png": "image/png"}
 matplotlib.rcParams.update({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "gamelora"})
 _NO_DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
 _DIAGONAL = "#e3e3e8"
-_COLORMAP = LinearSegmentedColormap.from_list("head interaction", DIVERGING).with_extremes(bad=_DIAGONAL)
+COLORMAP = LinearSegmentedColormap.from_list("head interaction", DIVERGING).with_extremes(bad=_DIAGONAL)
 
 
 def gamma_figure(curves: Sequence[Curve], normalized: bool = False) -> Figure:
     """Interaction strength by layer; B is dashed, so that the figure also reads in grey."""
-    figure, axes = _one_axes(COLUMN_WIDTH, 2.0)
+    figure, axes = one_axes(COLUMN_WIDTH, 2.0)
     _draw_curves(axes, curves)
     axes.set(xlabel="layer", ylabel=r"$\Gamma\,/\,\sqrt{H(H-1)}$" if normalized else r"$\Gamma(G)$")
     axes.set_ylim(bottom=0)
@@ -37,7 +37,7 @@ def gamma_figure(curves: Sequence[Curve], normalized: bool = False) -> Figure:
 
 def spectrum_figure(curves: Sequence[Curve]) -> Figure:
     """Eigenvalues of G by falling size."""
-    figure, axes = _one_axes(COLUMN_WIDTH, 2.0)
+    figure, axes = one_axes(COLUMN_WIDTH, 2.0)
     axes.axhline(1, color=NEUTRAL_COLOR, linewidth=0.6, linestyle=":")
     _draw_curves(axes, curves)
     axes.set(xlabel="rank", ylabel="eigenvalue of $G$")
@@ -50,7 +50,7 @@ def heatmap_figure(panels: Sequence[Panel], limit: float, label: str = "G") -> F
     figure = Figure(figsize=(width, width * 0.86 / len(panels) if len(panels) > 1 else 2.75), layout="constrained")
     many = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(many, panels, strict=True):
-        image = axes.imshow(off_diagonal(panel.matrix), cmap=_COLORMAP, vmin=-limit, vmax=limit, interpolation="nearest")
+        image = axes.imshow(off_diagonal(panel.matrix), cmap=COLORMAP, vmin=-limit, vmax=limit, interpolation="nearest")
         for start, end in kv_group_bounds(len(panel.names), panel.n_kv_heads):
             axes.add_patch(Rectangle((start, start), end - start, end - start, fill=False, edgecolor="0.3", linewidth=0.8))
         ticks = tick_positions(len(panel.names))
@@ -59,7 +59,7 @@ def heatmap_figure(panels: Sequence[Panel], limit: float, label: str = "G") -> F
         axes.set_title(_plain(panel.title), fontsize=8, color=panel.color)
         axes.tick_params(length=0)
         axes.spines[:].set(color="0.8", linewidth=0.4)
-    _color_bar(figure, image, many.tolist(), limit, label)
+    color_bar(figure, image, many.tolist(), limit, label)
     return figure
 
 
@@ -69,14 +69,14 @@ def all_layers_figure(matrices: np.ndarray, layers: np.ndarray, limit: float, la
     height, width = tiling.raster.shape
     figure = Figure(figsize=(PAGE_WIDTH, max(1.5, 6.2 * height / width)), layout="constrained")
     axes = figure.subplots()
-    transparent = _COLORMAP.with_extremes(bad=(0, 0, 0, 0))
+    transparent = COLORMAP.with_extremes(bad=(0, 0, 0, 0))
     image = axes.imshow(tiling.raster, cmap=transparent, vmin=-limit, vmax=limit, interpolation="nearest")
     for layer, (row, column) in zip(layers, tiling.corners, strict=True):
         axes.text(column - 0.5, row - 0.7, f"L{layer}", fontsize=6, va="bottom")
         place = {"xy": (column - 0.5, row - 0.5), "width": tiling.n_heads, "height": tiling.n_heads}
         axes.add_patch(Rectangle(**place, facecolor=_DIAGONAL, edgecolor="0.8", linewidth=0.8, zorder=-1, clip_on=False))
     axes.set_axis_off()
-    _color_bar(figure, image, [axes], limit, label)
+    color_bar(figure, image, [axes], limit, label)
     return figure
 
 
@@ -95,7 +95,8 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
     return buffer.getvalue()
 
 
-def _one_axes(width: float, height: float) -> tuple[Figure, Axes]:
+def one_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of that size in inches with one calm pair of axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -115,7 +116,8 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.legend(fontsize=6, frameon=False)
 
 
-def _color_bar(figure: Figure, image, axes: list[Axes], limit: float, label: str) -> None:
+def color_bar(figure: Figure, image, axes: list[Axes], limit: float, label: str) -> None:
+    """The bar of a symmetric scale: its two ends and 0."""
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02, ticks=[-limit, 0, limit])
     bar.ax.set_yticklabels([f"{-limit:.3g}", "0", f"{limit:.3g}"], fontsize=6)
     bar.set_label(_plain(label), fontsize=7)

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from analysis.coalition_style import block_order, looks
 from analysis.coalitions import LayerCoalitions
-from analysis.figures import _calm
+from analysis.figures import calm
 from analysis.heads import head_name
 
 
@@ -34,4 +34,4 @@ def stability_strip(entry: LayerCoalitions) -> go.Figure:
     figure.update_xaxes(type="category", tickangle=0, showgrid=False, fixedrange=True)
     figure.update_yaxes(range=[0, 1], tickvals=[0, 0.5, 1], tickformat=".0%", fixedrange=True)
     figure.update_layout(bargap=0.15)
-    return _calm(figure, height=110)
+    return calm(figure, height=110)
