@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from gamelora.config import GameLoraConfig
 from gamelora.data import read_text
 from gamelora.objectives import default_design_layer
 from gamelora.trainer import GameLoraTrainer
+
+# tracker -> the modules of which one serves it
+_TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 
 
 def attention_targets(layers: list[AttentionLayer], model: nn.Module) -> str:
@@ -126,6 +130,9 @@ def training_arguments(config: GameLoraConfig, folder: Path) -> TrainingArgument
     """
     process = processes()
     rows = rows_at_once(config, process.num_processes)
+    missing = [name for name in config.report_to if not any(find_spec(module) for module in _TRACKER_MODULES[name])]
+    if missing:
+        raise ValueError(f"report_to names {', '.join(missing)}, which is not installed: pip install it, or leave it out.")
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     try:
         args = TrainingArguments(
@@ -157,7 +164,7 @@ def training_arguments(config: GameLoraConfig, folder: Path) -> TrainingArgument
             report_to=config.report_to or "none",
             disable_tqdm=True,  # RunRecorder draws the bar
         )
-    except (ValueError, ImportError) as error:
+    except ValueError as error:
         raise ValueError(f"the config does not fit this machine: {' '.join(str(error).split())}") from error
     args._setup_devices  # noqa: B018 (sets n_gpu)
     args._n_gpu = min(args.n_gpu, 1)  # one process, one device: DataParallel would change what a batch is

@@ -357,8 +357,8 @@ def _problems(values: Mapping[str, Any], unreadable: Sequence[str] = ()) -> list
 # What the fine-tunes of `--preset` change from the defaults.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"model": "Qwen/Qwen2.5-0.5B", "text": "pile", "eval_tokens": 65_536},
-    "laptop": {"seq_len": 256, "batch_size": 4, "steps": 150, "eval_every": 50, "save_every": 25},
-    "smoke": {"seq_len": 128, "batch_size": 2, "steps": 10, "eval_every": 5, "save_every": 5},
+    "laptop": {"seq_len": 256, "batch_size": 4, "steps": 150, "eval_every": 50, "save_every": 25, "keep_checkpoints": 6},
+    "smoke": {"seq_len": 128, "batch_size": 2, "steps": 10, "eval_tokens": 1024, "eval_every": 5, "save_every": 5},
 }
 
 

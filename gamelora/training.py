@@ -63,7 +63,8 @@ class RunRecorder(TrainerCallback):
         if state.is_world_process_zero and (evaluation or "loss" in logs):
             numbers = {name: value for name, value in logs.items() if name != "epoch"}
             self.run.append_metrics({"step": state.global_step, "time": time.time(), **numbers})
-            self.latest |= {name: logs[name] for name in ("loss", "eval_loss") if name in logs}
+            shown = {name: value for name, value in logs.items() if name in ("loss", "eval_loss") or name.startswith("gamma/")}
+            self.latest |= shown
 
     def on_step_end(self, args, state, control, **_):
         """Progress, heartbeat, and the end when someone asked for it: all processes agree on the first one's view."""

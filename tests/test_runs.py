@@ -279,6 +279,7 @@ def test_a_config_that_does_not_fit_leaves_a_failed_run_with_the_reason(model, w
         ({"target_modules": ["nothing"]}, "do not fit"),
         ({"target_modules": ["q_proj"]}, "leave it frozen"),
         ({"text": "/nowhere.txt"}, "there is no text"),
+        ({"report_to": ["wandb"]}, "wandb, which is not installed"),
         ({"batch_size": 1_000_000, "micro_batch_size": 1}, "one step needs"),
         ({"seq_len": 128, "eval_tokens": 128}, "do not fit the model's window of 64"),
     ]

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from analysis.interaction import COUPLINGS
 from gamelora import nash
 from gamelora import objectives as objectives_module
 from gamelora import trainer as trainer_module
+from gamelora.data import collate
 from tests.tiny import ARCHITECTURES, padded_batch, tiny_model, tiny_rows
 from tests.tiny_runs import adapter, recorded_gradients, slow_gradient, slow_losses, small_trainer
 
@@ -85,6 +86,16 @@ def test_linear_arbitration_is_the_gradient_of_the_weighted_sum(method, tmp_path
         trainer.train()
     assert relative(updates[0], expected) < 2e-4
     assert trainer.arbiter.kind == "linear"
+
+
+def test_cross_entropy_alone_is_transformers_own_trainer(tmp_path):
+    rows = [{"input_ids": row, "labels": row} for row in PADDED * 3]
+    ours = small_trainer(tmp_path, rows, method="ce", batch_size=8, micro_batch_size=4, steps=3)
+    ours.train()
+    twin = small_trainer(tmp_path, rows, method="ce", batch_size=8, micro_batch_size=4, steps=3)
+    Trainer(model=twin.model, args=twin.args, train_dataset=twin.text.rows, data_collator=collate).train()
+    for (name, part), other in zip(adapter(ours).items(), adapter(twin).values(), strict=True):
+        torch.testing.assert_close(part, other, atol=1e-5, rtol=1e-4, msg=name)
 
 
 # --- the same update however the batch is cut -----------------------------------------------------------------------
