@@ -137,7 +137,7 @@ def test_the_default_model(monkeypatch):
     loaded = load_model("default")
     assert loaded.provenance["model"]["parameters"] == 134_515_008
     assert (loaded.layers[0].n_heads, loaded.layers[0].n_kv_heads, len(loaded.layers)) == (9, 3, 30)
-    text = "The heads of a layer write into one stream."
+    text = "Once upon a time there was a little girl who lived in a village near the forest."
     ids = loaded.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     assert loaded.tokenizer.decode(ids[0]) == text
     assert loaded.model(ids, labels=ids).loss < 6  # nats; a wrong permutation is far above
