@@ -48,7 +48,7 @@ class RunRecorder(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
         """The first status of this process."""
         if state.is_world_process_zero:
-            self._status(state)
+            self._status()
             report("training", state.global_step, state.max_steps, "step")
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.run.name, unit="step")
 
@@ -73,21 +73,25 @@ class RunRecorder(TrainerCallback):
             self._bar.set_postfix(self.latest, refresh=False)
             self._bar.update()
             if time.monotonic() - self._written >= _SECONDS_BETWEEN_STATUSES:
-                self._status(state)
+                self._status()
         asked = [self.run.stop_requested()]
         if args.world_size > 1:
             broadcast_object_list(asked)
         if asked[0] and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = control.should_save = True
 
-    def _status(self, state) -> None:
+    def _status(self) -> None:
         self._written = time.monotonic()
-        self.run.write_status(state="running", step=state.global_step, latest=self.latest, **self.summary())
+        self.run.write_status(state="running", **self.summary())
 
     def summary(self) -> dict[str, Any]:
-        """What the trainer says about itself."""
+        """What the trainer says about itself, for the status; nothing before there is one."""
         trainer = self.trainer
+        if trainer is None:
+            return {}
         return {
+            "step": trainer.state.global_step,
+            "latest": self.latest,
             "notes": trainer.notes,
             "arbitration": trainer.arbiter.kind,
             "bargains": trainer.arbiter.outcomes,
@@ -160,8 +164,8 @@ def _together(first: Callable[[], Run], others: Callable[[], Run]) -> Run:
 
 def _train(run: Run, config: GameLoraConfig, checkpoint: Path | None, notes: list[str] | None = None) -> None:
     main = processes().is_main_process
-    with run.training() if main else contextlib.nullcontext(), _recording_failure(run, config, main):
-        recorder = RunRecorder(run)
+    recorder = RunRecorder(run)
+    with run.training() if main else contextlib.nullcontext(), _recording_failure(recorder, config, main):
         trainer = build_trainer(config, run.folder, callbacks=[recorder])
         recorder.trainer = trainer
         if checkpoint is not None:
@@ -189,9 +193,8 @@ def _check_same_model(trainer: GameLoraTrainer, checkpoint: Path) -> None:
 
 def _close(run: Run, trainer: GameLoraTrainer, recorder: RunRecorder) -> None:
     """The adapter under its name, complete or not at all, and the last status."""
-    step = trainer.state.global_step
     if recorder.stopped:
-        run.write_last_status(state="stopped", step=step, latest=recorder.latest, **recorder.summary())
+        run.write_last_status(state="stopped", **recorder.summary())
         return
     hidden = run.folder / ".adapter.partial"
     shutil.rmtree(hidden, ignore_errors=True)
@@ -202,42 +205,42 @@ def _close(run: Run, trainer: GameLoraTrainer, recorder: RunRecorder) -> None:
         (hidden / "README.md").write_text(card, encoding="utf-8")
     shutil.rmtree(run.adapter, ignore_errors=True)
     os.replace(hidden, run.adapter)
-    run.write_last_status(state="finished", step=step, latest=recorder.latest, **recorder.summary())
+    run.write_last_status(state="finished", **recorder.summary())
 
 
 @contextlib.contextmanager
-def _recording_failure(run: Run, config: GameLoraConfig, main: bool) -> Iterator[None]:
+def _recording_failure(recorder: RunRecorder, config: GameLoraConfig, main: bool) -> Iterator[None]:
     """Write why the run failed, in words, and let the error go on as one that the command line prints."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
-            _failed(run, main, f"{type(error).__name__}: {error}")
+            _failed(recorder, main, f"{type(error).__name__}: {error}")
             raise
-        _failed(run, main, reason := _out_of_memory(run, config))
+        _failed(recorder, main, reason := _out_of_memory(config))
         raise ValueError(reason) from error
     except OSError as error:
         reason = f"disk full ({error})" if error.errno == errno.ENOSPC else str(error)
-        _failed(run, main, reason)
+        _failed(recorder, main, reason)
         raise
     except KeyboardInterrupt:
-        _failed(run, main, "interrupted from the keyboard", state="stopped")
+        _failed(recorder, main, "interrupted from the keyboard", state="stopped")
         raise
     except BaseException as error:
-        _failed(run, main, str(error) or type(error).__name__)
+        _failed(recorder, main, str(error) or type(error).__name__)
         raise
 
 
-def _failed(run: Run, main: bool, reason: str, state: str = "failed") -> None:
+def _failed(recorder: RunRecorder, main: bool, reason: str, state: str = "failed") -> None:
     if main:
-        run.write_last_status(state=state, reason=reason)
+        recorder.run.write_last_status(state=state, reason=reason, **recorder.summary())
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
-def _out_of_memory(run: Run, config: GameLoraConfig) -> str:
+def _out_of_memory(config: GameLoraConfig) -> str:
     rows = rows_at_once(config, processes().num_processes)
     if rows > 1:
         smaller = next(divisor for divisor in range(rows // 2, 0, -1) if rows % divisor == 0)

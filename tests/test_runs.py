@@ -238,7 +238,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_so(model, workspace,
     with pytest.raises(OSError, match="No space left"):
         start_run("run", settings(model))
     run = Run.open("run")
-    assert run.status()["state"] == "failed" and run.status()["reason"].startswith("disk full")
+    status = run.status()
+    assert (status["state"], status["step"]) == ("failed", 3) and status["reason"].startswith("disk full")
     assert [path.name for path in run.checkpoints()] == ["checkpoint-1", "checkpoint-2"]
     assert not list(run.checkpoints_folder.glob(".*"))
     monkeypatch.undo()
