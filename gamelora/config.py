@@ -181,23 +181,34 @@ class GameLoraConfig:
         ValueError
             Lists every unknown name (with the nearest known one), wrong type and value out of range together.
         """
-        known, accepted, unreadable = fields_by_name(), {}, {}
-        for name, value in values.items():
-            if name not in known:
-                unreadable[name] = _unknown(str(name), list(known))
-                continue
-            try:
-                accepted[name] = _read(value, known[name])
-            except ValueError as error:
-                unreadable[name] = str(error)
-        defaults = {name: entry.default_factory() if name == "report_to" else entry.default for name, entry in known.items()}
-        _raise([*unreadable.values(), *_problems({**defaults, **accepted}, list(unreadable))])
+        accepted, problems = read_values(values)
+        _raise(problems)
         return cls(**accepted)
 
     @classmethod
     def from_yaml(cls, text: str, name: str = "config") -> GameLoraConfig:
         """A config from YAML text; `name` is what errors call it."""
         return cls.from_dict(read_yaml(text, name))
+
+
+def read_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values that can be read, as their fields' types, and what is wrong with all of them, by the field to change."""
+    known, accepted, unreadable = fields_by_name(), {}, {}
+    for name, value in values.items():
+        if name not in known:
+            unreadable[str(name)] = _unknown(str(name), list(known))
+            continue
+        try:
+            accepted[name] = _read(value, known[name])
+        except ValueError as error:
+            unreadable[name] = str(error)
+    return accepted, unreadable | _problems({**default_values(), **accepted}, list(unreadable))
+
+
+def default_values() -> dict[str, Any]:
+    """Every field's default, by name."""
+    known = fields_by_name()
+    return {name: entry.default_factory() if name == "report_to" else entry.default for name, entry in known.items()}
 
 
 def read_yaml(text: str, name: str) -> dict[str, Any]:
@@ -238,9 +249,9 @@ def read_settings(settings: list[str]) -> dict[str, Any]:
     return values
 
 
-def _raise(problems: list[str]) -> None:
+def _raise(problems: Mapping[str, str]) -> None:
     if problems:
-        raise ValueError("the config cannot be used: " + " ".join(problems))
+        raise ValueError("the config cannot be used: " + " ".join(problems.values()))
 
 
 def _unknown(name: str, known: list[str]) -> str:
@@ -346,12 +357,13 @@ def _layer_numbers(design_layers: list[int] | None) -> str | None:
 _RULES = (_batch_cut, _evaluation_rows, _schedule_order, _layer_numbers)
 
 
-def _problems(values: Mapping[str, Any], unreadable: Sequence[str] = ()) -> list[str]:
-    """What is wrong with the values; a rule between fields is only asked when each of them is right by itself."""
+def _problems(values: Mapping[str, Any], unreadable: Sequence[str] = ()) -> dict[str, str]:
+    """What is wrong, by field. A rule between fields is asked when each is right by itself, and stands at its first one."""
     wrong = _range_problems(values)
-    rules = [(rule, inspect.signature(rule).parameters) for rule in _RULES]
+    rules = [(rule, list(inspect.signature(rule).parameters)) for rule in _RULES]
     sound = [(rule, names) for rule, names in rules if not any(name in wrong or name in unreadable for name in names)]
-    return [*wrong.values(), *filter(None, (rule(*(values[name] for name in names)) for rule, names in sound))]
+    broken = {names[0]: rule(*(values[name] for name in names)) for rule, names in sound}
+    return wrong | {name: sentence for name, sentence in broken.items() if sentence}
 
 
 # What the fine-tunes of `--preset` change from the defaults.

@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from analysis.progress import Progress, read_progress
+from analysis.progress import JOB_DIR_VARIABLE, Progress, read_progress
 from analysis.workspace import atomic_write, safe_name, workspace_root
 from gamelora.job_log import tail, why_failed
 from gamelora.job_processes import find_processes, is_alive, locked, signal_all, spawn_supervisor, until, writing
@@ -175,27 +175,28 @@ def start(target: str, title: str, module_args: list[str], env: dict[str, str] |
     return _read(folder)
 
 
-def stop(job_id: str, grace: float = 5.0, wait: bool = True) -> Job:
+def stop(job_id: str, grace: float = 5.0, wait: bool = True, patience: float = 0.0) -> Job:
     """End a job with all its processes: SIGTERM, `grace` seconds, SIGKILL. A job that is not live is returned as it is.
 
-    With `wait=False` it only asks: the supervisor does the rest, and the job reads as `stopping` until it is "stopped".
-    A second call changes the grace, counted from the first.
+    For `patience` seconds before that the worker may end by itself, when it looks at `stop_asked`. With `wait=False` it
+    only asks: the supervisor does the rest, and the job reads as `stopping` until it is "stopped". A second call changes
+    both times; the grace counts from SIGTERM.
 
     Raises
     ------
     TimeoutError
-        When the system does not end the processes, `grace` plus about ten seconds after the call.
+        When the system does not end the processes, `patience` plus `grace` plus about ten seconds after the call.
     """
     with locked():  # no queued job begins meanwhile
         job = get(job_id)
         if not job.live:
             return job
-        atomic_write(job.folder / "stop.json", json.dumps({"grace": grace}))
+        atomic_write(job.folder / "stop.json", json.dumps({"grace": grace, "until": time.time() + patience}))
         supervisors, workers = find_processes(job.folder)
         if job.state == "queued":
             signal_all(supervisors, signal.SIGKILL)
     if job.state == "running" and supervisors:
-        if not wait or until(lambda: not get(job_id).live, grace + KILL_SECONDS):
+        if not wait or until(lambda: not get(job_id).live, patience + grace + KILL_SECONDS):
             return get(job_id)
     elif job.state == "running":
         signal_all(workers, signal.SIGTERM)
@@ -240,14 +241,21 @@ def write_status(folder: Path, state: str, rank: float = 0.0, **known: object) -
     atomic_write(folder / "status.json", json.dumps({"format": _FORMAT, "state": state, "rank": rank} | empty | known))
 
 
-def stop_request(folder: Path) -> float | None:
-    """The grace in seconds that the job was given when its end was asked for; None when it was not."""
+def stop_request(folder: Path) -> tuple[float, float] | None:
+    """Seconds from now that the worker may go on until SIGTERM, and the grace from then to SIGKILL; None when nobody asked."""
     try:
-        return float(json.loads((folder / "stop.json").read_bytes())["grace"])
+        asked = json.loads((folder / "stop.json").read_bytes())
+        return max(0.0, float(asked["until"]) - time.time()), float(asked["grace"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):  # damaged, yet someone wants the job to end
-        return 0.0
+        return 0.0, 0.0
+
+
+def stop_asked() -> bool:
+    """Whether this process is the worker of a job whose end was asked for."""
+    folder = os.environ.get(JOB_DIR_VARIABLE)
+    return folder is not None and (Path(folder) / "stop.json").exists()
 
 
 def _read(folder: Path) -> Job:

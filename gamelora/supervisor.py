@@ -88,9 +88,10 @@ def _see_to_end(worker: subprocess.Popen, folder: Path) -> int:
     told = None  # when they were sent SIGTERM
     while True:
         time.sleep(_POLL_SECONDS)
-        code, grace = worker.poll(), jobs.stop_request(folder)
-        overdue = 0.0 if told is None else time.monotonic() - told - (_LEFT_SECONDS if grace is None else grace)
-        if code is None and (grace is None or (told is not None and overdue < 0)):
+        code, asked = worker.poll(), jobs.stop_request(folder)
+        overdue = 0.0 if told is None else time.monotonic() - told - (_LEFT_SECONDS if asked is None else asked[1])
+        waits = asked is None or asked[0] > 0 or (told is not None and overdue < 0)
+        if code is None and waits:
             continue  # it works, or still has time to end
         left = find_processes(folder)[1]
         if code is not None and (not left or overdue > jobs.KILL_SECONDS):
