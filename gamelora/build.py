@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import TrainingArguments, set_seed
@@ -192,5 +193,6 @@ def build_trainer(config: GameLoraConfig, folder: Path, **options: Any) -> GameL
     return GameLoraTrainer(config, loaded, choose_design_layers(loaded, config), text, args, **options)
 
 
-def _device(process: Any) -> str:
-    return str(process.device) if process.num_processes > 1 else "auto"
+def _device(process: PartialState) -> str:
+    """The process's own device; alone on a machine with GPUs a model larger than one is spread over all of them."""
+    return "auto" if process.device.type == "cuda" and process.num_processes == 1 else str(process.device)

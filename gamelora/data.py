@@ -69,17 +69,27 @@ class ShuffledRows(Dataset):
 
 
 class StreamedRows(IterableDataset):
-    """Rows of a text too large to hold: documents shuffled within a buffer, joined by a blank line, cut as they come."""
+    """Rows of a text too large to hold: documents shuffled within a buffer, joined by a blank line, cut as they come.
+
+    A text that ends before the run does is read again in another order.
+    """
 
     def __init__(self, source: str, tokenizer: PreTrainedTokenizerBase, config: GameLoraConfig, skip: int) -> None:
         self.source, self.tokenizer, self.config, self.skip = source, tokenizer, config, skip
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        stream = datasets.IterableDataset.from_generator(_texts, gen_kwargs={"source": self.source}).skip(self.skip)
-        shuffled = stream.shuffle(seed=self.config.seed, buffer_size=self.config.shuffle_buffer)
-        rows = _pack((item["text"] for item in shuffled), self.tokenizer, self.config.seq_len)
-        for row in itertools.islice(rows, self.config.steps * self.config.batch_size):
+        for row in itertools.islice(self._endless(), self.config.steps * self.config.batch_size):
             yield {"input_ids": row}
+
+    def _endless(self) -> Iterator[Tensor]:
+        stream = datasets.IterableDataset.from_generator(_texts, gen_kwargs={"source": self.source}).skip(self.skip)
+        for epoch in itertools.count():
+            shuffled = stream.shuffle(seed=self.config.seed + epoch, buffer_size=self.config.shuffle_buffer)
+            row = None
+            for row in _pack((item["text"] for item in shuffled), self.tokenizer, self.config.seq_len):
+                yield row
+            if row is None:
+                raise ValueError(f"the text {self.source!r} has no row of {self.config.seq_len} tokens beside the held-out ones.")
 
 
 def _texts(source: str) -> Iterator[dict[str, str]]:

@@ -1,6 +1,6 @@
 """The run directory, `workspace/runs/<name>/`, and the only reader and writer of it.
 
-    config.yaml     what runs; written once
+    config.yaml     what runs; a resume may change how it is cut, watched and kept
     status.json     state, step, notes, provenance; replaced whole
     metrics.jsonl   a line for every optimizer step and every evaluation; only ever appended to, and cut back by a resume
     checkpoints/    checkpoint-<step>, each complete (gamelora/checkpoints.py)
@@ -16,12 +16,16 @@ A run is alive exactly as long as that lock is held; a status "running" without 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import math
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,31 @@ from gamelora.job_processes import is_alive
 FORMAT = 1
 STATES = ("running", "finished", "stopped", "failed")
 _RESERVE_BYTES = 64 * 1024
+_NEW = ".new-"  # folders of runs in the making
+_LEFTOVER_SECONDS = 3600.0
 _KILLED = "The process ended without a word: it was killed, or the machine went down."
+
+
+@dataclass(frozen=True)
+class MetricsPart:
+    """Lines of metrics.jsonl as `Run.metrics_after` read them.
+
+    Attributes
+    ----------
+    lines : one a step or evaluation, each with its "step".
+    damaged : whole lines that are no such thing.
+    end : byte behind the last whole line.
+    last : that line; a file that has other bytes there was cut by a resume and written on.
+    unfinished : bytes behind it, of a line still being written or cut off by a kill.
+    from_start : the lines are all of the file, so that what was read before is void.
+    """
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    damaged: int = 0
+    end: int = 0
+    last: bytes = b""
+    unfinished: int = 0
+    from_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,17 +81,24 @@ class Run:
             When the name cannot be used or is taken.
         """
         folder = workspace_dir("runs") / safe_name(name, "run name")
+        taken = f"there is a run {name!r} already ({folder}): choose another --run, or `python -m gamelora resume {name}`."
+        if folder.exists():
+            raise ValueError(taken)
+        hidden = Path(tempfile.mkdtemp(prefix=_NEW, dir=folder.parent))
         try:
-            folder.mkdir()
-        except FileExistsError:
-            raise ValueError(
-                f"there is a run {name!r} already ({folder}): choose another --run, or `python -m gamelora resume {name}`."
-            ) from None
-        run = Run(name, folder)
-        atomic_write(folder / "config.yaml", config.to_yaml())
-        (folder / "reserve").write_bytes(b"\0" * _RESERVE_BYTES)
-        run.write_status(state="running", step=0, steps=config.steps, created=time.time())
-        return run
+            run = Run(name, hidden)
+            run.write_config(config)
+            (hidden / "reserve").write_bytes(b"\0" * _RESERVE_BYTES)
+            run.write_status(state="running", step=0, steps=config.steps, created=time.time())
+            hidden.chmod(0o755)
+            os.rename(hidden, folder)  # whoever is killed before this has made no run, and no half of one
+        except OSError as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise ValueError(taken) from None
+            raise
+        _sweep(folder.parent)
+        return Run(name, folder)
 
     @staticmethod
     def open(name: str) -> Run:
@@ -125,23 +160,37 @@ class Run:
     def metrics(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
         """The lines from byte `offset` on, and where to read on next time; a line still being written is left for then.
 
-        A line that is whole and yet no JSON is skipped. After a resume the file may be shorter than `offset`: then it is
-        read from the start again.
+        A whole line that is damaged is skipped. After a resume the file may be shorter than `offset`: then it is read from the
+        start again.
         """
+        part = self.metrics_after(MetricsPart(end=offset))
+        return part.lines, part.end
+
+    def metrics_after(self, before: MetricsPart) -> MetricsPart:
+        """The lines that follow an earlier part, or all lines when a resume has cut the file since."""
         path = self.folder / "metrics.jsonl"
         if not path.is_file():
-            return [], 0
+            return MetricsPart(from_start=True)
         with open(path, "rb") as file:
-            file.seek(offset if offset <= path.stat().st_size else 0)
+            last = b""
+            if before.end <= os.fstat(file.fileno()).st_size:
+                file.seek(before.end - len(before.last))
+                last = file.read(len(before.last))
+            from_start = before.end == 0 or file.tell() != before.end or last != before.last
+            if from_start:
+                file.seek(0)
             start, data = file.tell(), file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        lines = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                lines.append(json.loads(line))
-        return lines, start + len(whole)
+        read = whole.splitlines(keepends=True)
+        lines = [line for line in map(_metric, read) if line is not None]
+        last = read[-1] if read else b"" if from_start else before.last
+        return MetricsPart(lines, len(read) - len(lines), start + len(whole), last, len(data) - len(whole), from_start)
 
     # --- writing --------------------------------------------------------------------------------------------------
+
+    def write_config(self, config: GameLoraConfig) -> None:
+        """Replace config.yaml."""
+        atomic_write(self.folder / "config.yaml", config.to_yaml())
 
     def write_status(self, **changes: Any) -> None:
         """Replace status.json by itself with `changes` on top."""
@@ -156,9 +205,10 @@ class Run:
         self.write_status(**changes)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Add one line to metrics.jsonl."""
+        """Add one line to metrics.jsonl; a number that is not finite is written as null."""
+        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()}
         with open(self.folder / "metrics.jsonl", "ab") as file:
-            file.write((json.dumps(line) + "\n").encode())
+            file.write((json.dumps(finite, allow_nan=False) + "\n").encode())
 
     def cut_metrics(self, step: int) -> None:
         """Drop what was written after `step`, and a half line at the end: a resumed run goes on from there."""
@@ -195,9 +245,28 @@ class Run:
             os.close(lock)
 
 
+def _metric(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None when it is damaged."""
+    try:
+        metric = json.loads(line)
+    except ValueError:
+        return None
+    step = metric.get("step") if isinstance(metric, dict) else None
+    return metric if isinstance(step, int) and 0 <= step < 2**53 else None
+
+
+def _sweep(runs: Path) -> None:
+    """Remove what a start that was killed half-way left behind, long ago."""
+    for leftover in runs.glob(f"{_NEW}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - leftover.stat().st_mtime > _LEFTOVER_SECONDS:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
 def run_names() -> list[str]:
     """Names of the runs in the workspace, sorted."""
-    return sorted(path.parent.name for path in (workspace_root() / "runs").glob("*/config.yaml"))
+    found = (path.parent.name for path in (workspace_root() / "runs").glob("*/config.yaml"))
+    return sorted(name for name in found if not name.startswith("."))
 
 
 def free_name(wanted: str) -> str:

@@ -7,7 +7,8 @@ optimizer step gets its gradient:
   head outputs, so it rides along with the cross-entropy's; the barrier depends on the output projections alone and is
   differentiated once at the end of the step.
 - apart: when weights are due, each task's own gradient. Barlow Twins goes backward from the design layer down, the
-  cross-entropy from the top; J, its Gramian and the new weights follow.
+  cross-entropy from the top; J, its Gramian and the new weights follow. With several design layers every step is like this:
+  in one pass the upper layer's Barlow Twins would reach the lower one and pass there for eta.
 
 The forward pass goes through the bare model and not through DistributedDataParallel: task gradients, moments and correlations
 are added over processes here, once a step, so that several processes give the update of one.
@@ -19,6 +20,7 @@ import contextlib
 import itertools
 import logging
 import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -250,6 +252,7 @@ class GameLoraTrainer(Trainer):
         tasks = self.arbiter.tasks
         if self.config.arbitration == "nash" and self.arbiter.due(step.index):
             outcome = self.arbiter.bargain(M, step.index)
+            step.metrics[f"bargain/{outcome}"] = 1.0
             if outcome in ("failed", "opposed"):
                 logger.warning("step %d: the bargain was not solved (%s); Gramian %s", step.index + 1, outcome, M.tolist())
         norms = np.sqrt(np.diag(M))
@@ -333,7 +336,8 @@ class GameLoraTrainer(Trainer):
         """Most memory so far, bytes: allocated on the GPU, or resident for a process on the CPU."""
         if self.args.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.args.device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Held-out cross-entropy (nats per token) and Gamma of all layers under both couplings, from one pass."""

@@ -173,7 +173,8 @@ def _train(run: Run, config: GameLoraConfig, checkpoint: Path | None, notes: lis
         trainer.notes += notes or []
         if main:
             step = step_of(checkpoint) if checkpoint else 0
-            run.cut_metrics(step)
+            run.write_config(config)
+            run.cut_metrics(step if checkpoint else -1)
             text, model = trainer.text.provenance, trainer.loaded.provenance["model"]
             run.write_status(state="running", reason=None, step=step, model=model, text=text, versions=versions())
         trainer.args.eval_on_start = checkpoint is None

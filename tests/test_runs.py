@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from analysis.models import load_model
-from gamelora import checkpoints, training
+from gamelora import checkpoints, data, training
 from gamelora import trainer as trainer_module
 from gamelora.config import GameLoraConfig
 from gamelora.runs import Run, free_name, run_names
@@ -147,6 +147,40 @@ def test_two_steps_and_two_more_are_four(extra, model, workspace, monkeypatch):
     assert straight.status()["bargains"] == half.status()["bargains"]
 
 
+def test_a_stream_goes_on_where_it_stopped(model, workspace, monkeypatch):
+    original = data.documents
+    monkeypatch.setattr(data, "documents", lambda source: original("builtin"))
+    straight = start_run("straight", settings(model, text="pile"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        start_run("half", settings(model, text="pile"))
+    expected, resumed = weights(straight.adapter), weights(resume_run("half").adapter)
+    assert all(torch.equal(part, expected[name]) for name, part in resumed.items())
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_its_adapter_needs_no_step_more(model, workspace, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "model_card", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start_run("run", settings(model))
+    run = Run.open("run")
+    assert run.status()["state"] == "failed" and run.checkpoints()[-1].name == "checkpoint-4" and not run.adapter.exists()
+    lines = run.metrics()
+    assert resume_run("run").status()["state"] == "finished" and run.metrics() == lines
+    straight = weights(start_run("straight", settings(model)).adapter)
+    assert all(torch.equal(part, straight[name]) for name, part in weights(run.adapter).items())
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(model, workspace, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "write_state", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start_run("run", settings(model))
+    run = resume_run("run")
+    assert run.status()["state"] == "finished"
+    assert [line["step"] for line in run.metrics()[0]] == [0, 1, 2, 3, 4, 4]
+
+
 def test_a_smaller_micro_batch_may_go_on_and_another_rank_may_not(model, workspace, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
@@ -162,6 +196,7 @@ def test_a_smaller_micro_batch_may_go_on_and_another_rank_may_not(model, workspa
     path.write_text(before)
     straight = start_run("straight", settings(model, lora_dropout=0.0))
     resumed = resume_run("run", {"micro_batch_size": 1})
+    assert run.config().micro_batch_size == 1
     for name, part in weights(straight.adapter).items():
         torch.testing.assert_close(weights(resumed.adapter)[name], part, atol=1e-4, rtol=1e-3)
 
@@ -306,6 +341,9 @@ def test_a_status_from_a_newer_version_and_a_damaged_one_are_one_clear_error(mod
 
 def test_half_written_metrics_wait_for_their_rest_and_nonsense_is_skipped(model, workspace):
     run = Run.create("run", settings(model))
+    run.append_metrics({"step": 0, "loss": float("nan")})
+    assert run.metrics()[0] == [{"step": 0, "loss": None}]
+    run.cut_metrics(-1)
     run.append_metrics({"step": 1, "loss": 2.0})
     with open(run.folder / "metrics.jsonl", "ab") as file:
         file.write(b'nonsense\n{"step": 2, "lo')

@@ -54,6 +54,15 @@ def test_each_task_gradient_is_that_of_its_definition(method, coupling, tmp_path
     )  # the step is as long as the cross-entropy's
 
 
+def test_dora_and_its_magnitudes_take_part(tmp_path, monkeypatch):
+    trainer = small_trainer(tmp_path, PADDED, use_dora=True, batch_size=8, steps=1)
+    losses = slow_losses(trainer, padded_batch(PADDED))
+    expected = torch.stack([slow_gradient(trainer, losses[task]) for task in trainer.arbiter.tasks])
+    with recorded_gradients(monkeypatch) as (jacobians, _):
+        trainer.train()
+    assert any("magnitude" in name for name in adapter(trainer)) and relative(jacobians[0], expected) < 2e-4
+
+
 def test_several_design_layers_average_and_lower_ones_see_the_cross_entropy_alone(tmp_path, monkeypatch):
     trainer = small_trainer(tmp_path, design_layers=(0, 1), steps=2, update_weights_every=50)
     expected = oracle_at_every_step(trainer)
@@ -231,6 +240,24 @@ def test_a_task_without_gradient_leaves_the_bargain_and_is_counted(task, tmp_pat
     assert trainer.arbiter.zero_gradients == {"ce": 0, "ldb": 0, "bt": 0} | {task: 1}
     assert trainer.arbiter.outcomes["solved"] == 2 and trainer.arbiter.kind == "nash"
     assert not jacobians[0][trainer.arbiter.tasks.index(task)].any()
+
+
+def test_the_weights_are_renewed_when_a_task_joins_and_when_it_leaves(tmp_path):
+    """Warm-up over half a step and decay at the end: lambda is 0 before the first step alone."""
+    trainer = small_trainer(tmp_path, steps=6, lambda_warmup=0.1, update_weights_every=50)
+    lines = []
+
+    class Keep(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **_):
+            lines.append(logs)
+
+    trainer.add_callback(Keep())
+    trainer.train()
+    assert [trainer.arbiter.powers(step)["ldb"] > 0 for step in range(7)] == [False, *[True] * 5, False]
+    assert lines[0]["weight/ldb"] == lines[0]["weight/bt"] == 0 and lines[0]["bargain/alone"] == 1
+    assert lines[1]["weight/ldb"] > 0 and lines[1]["bargain/solved"] == 1
+    assert trainer.arbiter.outcomes == {"solved": 1, "alone": 1, "opposed": 0, "failed": 0}
+    assert len({line["weight/ldb"] for line in lines[1:6]}) == 1
 
 
 def test_a_run_whose_arbitration_never_worked_does_not_call_itself_nash(tmp_path, monkeypatch):

@@ -78,6 +78,17 @@ def test_a_stream_is_shuffled_by_the_seed_and_skips_the_documents_it_holds_out(s
     assert other.provenance["train"]["source"] == "monology/pile-uncopyrighted"
 
 
+def test_a_stream_that_ends_early_is_read_again_in_another_order(stream):
+    rows = all_rows(read_text(config(text="pile", steps=200), tiny_tokenizer()))
+    assert len(rows) == 800 and not torch.equal(rows[:100], rows[-100:])
+
+
+def test_a_stream_that_is_all_held_out_says_so(stream):
+    text = read_text(config(text="pile", eval_tokens=16 * 10_000), tiny_tokenizer())
+    with pytest.raises(ValueError, match="beside the held-out ones"):
+        next(iter(text.rows))
+
+
 def test_a_stream_without_a_row_or_a_tokenizer_is_refused(monkeypatch):
     monkeypatch.setattr(data, "documents", lambda source: iter(["a"]))
     with pytest.raises(ValueError, match="too few tokens for one row"):
