@@ -105,7 +105,7 @@ class Visit:
 
     def _listen(self, message):
         # On a deep link Streamlit first probes for its own endpoints below the page's path.
-        if message.type == "error" and "/head-interaction/_stcore/" not in message.location.get("url", ""):
+        if message.type == "error" and not re.search(r"/[a-z]+-[a-z]+/_stcore/", message.location.get("url", "")):
             self.errors.append(message.text)
 
     def _count(self, payload):
