@@ -12,7 +12,7 @@ from analysis.figure_data import DIVERGING, NEUTRAL_COLOR
 
 # Okabe and Ito's colour-blind safe palette without black, in an order that keeps neighbours apart in grey.
 OKABE_ITO = ("#E69F00", "#0072B2", "#56B4E9", "#D55E00", "#F0E442", "#009E73", "#CC79A7")
-POSITIVE_COLOR, NEGATIVE_COLOR = DIVERGING[-2], DIVERGING[1]  # edges have the heatmap's colours
+POSITIVE_COLOR, NEGATIVE_COLOR = DIVERGING[-3], DIVERGING[2]  # the heatmap's colours, in tones seen on white and on dark
 # (Matplotlib, Plotly, TikZ); 8 markers and 7 colours give 56 different looks
 _MARKERS = (
     ("o", "circle", "circle"),
