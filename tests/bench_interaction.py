@@ -19,7 +19,7 @@ from analysis.models import load_model
 from tests.bench import ratio
 from tests.bfloat16_unit import bfloat16_unit, has_bfloat16_unit
 
-RUNS = 9
+RUNS = 5
 
 
 def bare_pass(model, batch) -> None:

@@ -27,7 +27,7 @@ VARIANTS = {
     "linear": {"arbitration": "linear"},
     "invariant": {"coupling": "invariant"},
 }
-SETTINGS = {"steps": 200, "batch_size": 2, "eval_every": 100, "save_every": 50, "report_to": "[]"}
+SETTINGS = {"steps": 200, "batch_size": 2, "eval_tokens": 4096, "eval_every": 200, "save_every": 50, "report_to": "[]"}
 DESIGN_LAYER = 24
 PAPER, INVARIANT = "eval_gamma_paper", "eval_gamma_invariant"
 
