@@ -22,6 +22,7 @@ from analysis.models import LoadedModel, load_model
 from analysis.progress import report
 from gamelora.config import GameLoraConfig
 from gamelora.data import read_text
+from gamelora.memory import rows_at_once
 from gamelora.objectives import default_design_layer
 from gamelora.trainer import GameLoraTrainer
 
@@ -97,18 +98,6 @@ def choose_design_layers(loaded: LoadedModel, config: GameLoraConfig) -> list[At
                 "leave it frozen: add it, or leave target_modules empty."
             )
     return chosen
-
-
-def rows_at_once(config: GameLoraConfig, n_processes: int) -> int:
-    """Rows of a micro-batch; ValueError when the batch cannot be shared evenly."""
-    share, rest = divmod(config.batch_size, n_processes)
-    rows = min(config.micro_batch_size or share, share) or 1
-    if rest or share % rows:
-        raise ValueError(
-            f"batch_size {config.batch_size} cannot be shared by {n_processes} processes that hold {rows} rows at once: "
-            f"use a batch_size that {n_processes * rows} divides."
-        )
-    return rows
 
 
 def autocast_dtype(config: GameLoraConfig, device: torch.device) -> str:

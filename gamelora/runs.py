@@ -39,7 +39,7 @@ STATES = ("running", "finished", "stopped", "failed")
 _RESERVE_BYTES = 64 * 1024
 _NEW = ".new-"  # folders of runs in the making
 _LEFTOVER_SECONDS = 3600.0
-_KILLED = "The process ended without a word: it was killed, or the machine went down."
+KILLED = "The process ended without a word: it was killed, or the machine went down."
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Run:
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the status of run {self.name!r} cannot be read: {error}.") from error
         if status["state"] == "running" and not self.is_alive():
-            status |= {"state": "failed", "reason": _KILLED}
+            status |= {"state": "failed", "reason": KILLED}
         return status
 
     def is_alive(self) -> bool:

@@ -7,6 +7,8 @@ import errno
 import logging
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +22,11 @@ from transformers import TrainerCallback
 from analysis.devices import processes
 from analysis.models import versions
 from analysis.progress import report
-from gamelora.build import build_trainer, rows_at_once
+from gamelora.build import build_trainer
 from gamelora.checkpoints import read_state, saying_disk_full, step_of
 from gamelora.config import GameLoraConfig
+from gamelora.jobs import stop_asked
+from gamelora.memory import less_memory, rows_at_once
 from gamelora.model_card import model_card
 from gamelora.runs import Run
 from gamelora.trainer import GameLoraTrainer
@@ -41,6 +45,7 @@ class RunRecorder(TrainerCallback):
         self.run = run
         self.trainer: GameLoraTrainer | None = None
         self.stopped = False
+        self.terminated = False
         self.latest: dict[str, Any] = {}
         self._written = 0.0
         self._bar: tqdm | None = None
@@ -74,11 +79,27 @@ class RunRecorder(TrainerCallback):
             self._bar.update()
             if time.monotonic() - self._written >= _SECONDS_BETWEEN_STATUSES:
                 self._status()
-        asked = [self.run.stop_requested()]
+        asked = [self.terminated or stop_asked() or self.run.stop_requested()]
         if args.world_size > 1:
             broadcast_object_list(asked)
         if asked[0] and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = control.should_save = True
+
+    @contextlib.contextmanager
+    def ending_well(self) -> Iterator[None]:
+        """Inside, SIGTERM (of a job that is stopped, or of a scheduler that wants the machine) also means: save, then end."""
+
+        def asked(*_: object) -> None:
+            self.terminated = True
+
+        if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, asked)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def _status(self) -> None:
         self._written = time.monotonic()
@@ -178,7 +199,8 @@ def _train(run: Run, config: GameLoraConfig, checkpoint: Path | None, notes: lis
             text, model = trainer.text.provenance, trainer.loaded.provenance["model"]
             run.write_status(state="running", reason=None, step=step, model=model, text=text, versions=versions())
         trainer.args.eval_on_start = checkpoint is None
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with recorder.ending_well():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         if main:
             _close(run, trainer, recorder)
 
@@ -243,11 +265,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _out_of_memory(config: GameLoraConfig) -> str:
     rows = rows_at_once(config, processes().num_processes)
-    if rows > 1:
-        smaller = next(divisor for divisor in range(rows // 2, 0, -1) if rows % divisor == 0)
-        remedy = f"resume with --set micro_batch_size={smaller}, which does not change the update"
-    elif not config.gradient_checkpointing:
-        remedy = "resume with --set gradient_checkpointing=true"
-    else:
-        remedy = "start a new run with a smaller seq_len or dtype bfloat16"
+    changes = [f"--set {name}={str(value).lower()}" for name, value in less_memory(config, processes().num_processes).items()]
+    remedy = "start a new run with a smaller seq_len or dtype bfloat16"
+    if changes:
+        remedy = f"resume with {' '.join(changes)}, which does not change the update"
     return f"out of memory with {rows} row{'s' if rows > 1 else ''} of {config.seq_len} tokens at once: {remedy}."

@@ -203,3 +203,33 @@ def test_a_limit_that_cannot_be_read_is_refused_before_anything_starts(start, mo
     with pytest.raises(ValueError, match=r"GAMELORA_JOBS_AT_ONCE=.* expected how many jobs run at once"):
         start("pass")
     assert jobs.jobs() == []
+
+
+# ---- a stop that lets the worker end by itself -----------------------------------------------------------------------------
+
+
+def test_a_worker_with_patience_ends_by_itself_and_the_job_is_stopped(start):
+    job = at_work(start("import time; from gamelora import jobs; print('at work')\nwhile not jobs.stop_asked(): time.sleep(0.02)"))
+    asked = jobs.stop(job.id, wait=False, patience=60)
+    assert asked.live and asked.stopping
+    ended = wait_for(job, "stopped")
+    assert ended.exit_code == 0, "no signal was sent"
+
+
+def test_patience_ends_and_a_second_call_ends_it_at_once(start):
+    short = at_work(start(SLEEP))
+    jobs.stop(short.id, wait=False, patience=0.2)
+    assert wait_for(short, "stopped").exit_code == -signal.SIGTERM
+    long = at_work(start(SLEEP))
+    jobs.stop(long.id, wait=False, patience=600)
+    assert jobs.get(long.id).live
+    assert jobs.stop(long.id).exit_code == -signal.SIGTERM
+
+
+def test_only_a_worker_whose_end_was_asked_for_is_told_so(monkeypatch, tmp_path):
+    monkeypatch.delenv("GAMELORA_JOB_DIR", raising=False)
+    assert not jobs.stop_asked()
+    monkeypatch.setenv("GAMELORA_JOB_DIR", str(tmp_path))
+    assert not jobs.stop_asked()
+    (tmp_path / "stop.json").write_text("{}")
+    assert jobs.stop_asked()
