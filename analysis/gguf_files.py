@@ -86,7 +86,7 @@ def converted_folder(path: Path, sha256: str) -> Path:
     ValueError
         When the file cannot be read (see `inspect_gguf`) or does not fit into memory.
     """
-    folder = workspace_dir("models") / f"gguf-{sha256[:16]}"
+    folder = conversion_of(sha256)
     if folder.is_dir():
         return folder
     info = inspect_gguf(path)
@@ -95,6 +95,11 @@ def converted_folder(path: Path, sha256: str) -> Path:
         if not folder.is_dir():  # another process may have been first
             _convert(path, info, folder)
     return folder
+
+
+def conversion_of(sha256: str) -> Path:
+    """Where the safetensors copy of a GGUF file of that hash lies, once it is made."""
+    return workspace_dir("models") / f"gguf-{sha256[:16]}"
 
 
 def _convert(path: Path, info: GGUFInfo, folder: Path) -> None:

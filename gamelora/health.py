@@ -1,0 +1,101 @@
+"""What a person should know about a run's course, in words, from its metrics and its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gamelora.run_metrics import RunMetrics
+
+_RECENT = 20  # steps that a judgement looks at
+_LITTLE_WEIGHT = 0.05
+_FLOOR = 1e-3  # of the barrier's gap: below it no pair of heads couples enough to matter
+_LOSSES = {"loss/ce": "cross-entropy", "loss/ldb": "barrier", "loss/bt": "Barlow Twins loss"}
+
+
+def health(metrics: RunMetrics, status: dict[str, Any]) -> list[str]:
+    """Sentences, the most serious first; [] when nothing stands out.
+
+    Parameters
+    ----------
+    metrics : of the run so far.
+    status : as the run wrote it; its own notes come last.
+    """
+    found = [*_not_finite(metrics), *_unsolved(status), *_little_weight(metrics), *_at_its_floor(metrics), *_overfitting(metrics)]
+    return [*found, *(note for note in status.get("notes", []) if note not in found)]
+
+
+def _recent(metrics: RunMetrics, name: str) -> pd.Series:
+    return metrics.series(name).tail(_RECENT)
+
+
+def _not_finite(metrics: RunMetrics) -> list[str]:
+    notes = []
+    for name, words in _LOSSES.items():
+        values = _recent(metrics, name)
+        bad = values.index[values.isna()]
+        if len(bad):
+            notes.append(
+                f"The {words} was not finite in {len(bad)} of the last {len(values)} steps, last in step {bad[-1]}: such a step "
+                "changes nothing. If it goes on, use a smaller learning rate, or autocast float32."
+            )
+    return notes
+
+
+def _unsolved(status: dict[str, Any]) -> list[str]:
+    counts = status.get("bargains") or {}
+    failed, all_of_them = sum(counts.get(outcome, 0) for outcome in ("failed", "opposed")), sum(counts.values())
+    if not failed:
+        return []
+    return [
+        f"{failed} of {all_of_them} bargains between the gradients were not solved "
+        f"({counts.get('failed', 0)} by the solver, {counts.get('opposed', 0)} because the gradients oppose each other)."
+    ]
+
+
+def _little_weight(metrics: RunMetrics) -> list[str]:
+    share = _share_of_cross_entropy(metrics)
+    if share is None or share >= _LITTLE_WEIGHT:
+        return []
+    return [
+        f"The cross-entropy has {share:.1%} of the weight: the run hardly learns its text. Lower lambda_ldb and lambda_bt, or "
+        "look whether its gradient is far larger than the others'."
+    ]
+
+
+def _share_of_cross_entropy(metrics: RunMetrics) -> float | None:
+    """Its part of the combined gradient's length, were the parts added up; over the latest bargain."""
+    tasks = [name.removeprefix("weight/") for name in metrics.names if name.startswith("weight/")]
+    if len(tasks) < 2 or "ce" not in tasks:
+        return None
+    lengths = {}
+    for task in tasks:
+        norms, weights = metrics.series(f"gradient_norm/{task}").dropna(), metrics.series(f"weight/{task}").dropna()
+        if norms.empty or weights.empty:
+            return None
+        lengths[task] = abs(float(weights.iloc[-1]) * float(norms.iloc[-1]))
+    total = sum(lengths.values())
+    return lengths["ce"] / total if total > 0 and np.isfinite(total) else None
+
+
+def _at_its_floor(metrics: RunMetrics) -> list[str]:
+    gap = _recent(metrics, "gap/ldb").dropna()
+    if gap.empty or gap.max() >= _FLOOR:
+        return []
+    return [
+        f"The barrier is at its floor (gap {gap.iloc[-1]:.2g}): G shows no coupling that it could lower. With the paper's "
+        "coupling that is usual where heads share no key/value group; the invariant coupling sees more."
+    ]
+
+
+def _overfitting(metrics: RunMetrics) -> list[str]:
+    held_out = metrics.series("eval_loss").dropna()
+    if len(held_out) < 3 or held_out.iloc[-1] <= held_out.min() * 1.02:
+        return []
+    best = held_out.idxmin()
+    return [
+        f"The held-out cross-entropy rose from {held_out.min():.3g} after step {best} to {held_out.iloc[-1]:.3g}: the run fits "
+        "its text too closely."
+    ]

@@ -1,0 +1,111 @@
+"""A run on screen: how far it is, what can be done with it, how it goes, and what it left."""
+
+from __future__ import annotations
+
+import time
+
+import streamlit as st
+
+from gamelora import jobs, training_jobs
+from gamelora.health import health
+from gamelora.model_card import TITLES
+from gamelora.training_jobs import Training
+from pages._frame import View
+from pages._jobs import seconds
+from pages._train_actions import actions
+from pages._train_data import chart, metrics_of
+from pages._widgets import plain
+
+_TICK_SECONDS = 2.0
+_LOG_LINES = 15
+_STATES = {"queued": "waiting", "unreadable": "cannot be read"}
+
+
+def live(name: str, view: View) -> None:
+    """The run; redrawn every two seconds while it is live, and the whole page once when its state changes."""
+    now = training_jobs.look(name)
+    st.fragment(run_every=_TICK_SECONDS if now.live else None)(_draw)(name, now.state)
+
+
+def _draw(name: str, drawn_as: str) -> None:
+    now = training_jobs.look(name)
+    if now.state != drawn_as:
+        st.rerun()
+    _title(now)
+    _progress(now)
+    actions(now)
+    metrics = metrics_of(now.run) if now.run else None
+    for sentence in health(metrics, now.status) if metrics else []:
+        st.warning(plain(sentence))
+    figure = chart(name, metrics) if metrics else None
+    if figure:
+        st.plotly_chart(figure, key="run_chart", alt=f"Losses, weights, Gamma and speed of run {name} by step")
+    elif now.live:
+        st.caption("The first points appear after the model is loaded and the held-out text is read once.")
+    _details(now, metrics)
+
+
+def _title(now: Training) -> None:
+    what = ""
+    if now.state != "unreadable" and now.run:
+        config = now.config()
+        what = f"{TITLES[config.method]} on {config.model}, text {config.text}, {config.steps:,} steps"
+    color = "red" if now.state in ("failed", "unreadable") else "violet" if now.live else "gray"
+    state = _STATES.get(now.state, now.state)
+    st.markdown(f"**{plain(now.name)}** :{color}-badge[{state}] :small[:gray[{plain(what)}]]")
+
+
+def _progress(now: Training) -> None:
+    """Step, elapsed and remaining; for a run that is not live why it ended, and the last lines of a failed one."""
+    steps = now.status.get("steps") or 0
+    done = f"step {now.step:,} of {steps:,}" if steps else "not begun"
+    if now.state == "queued":
+        place = next((number for number, job in enumerate(jobs.queue(), start=1) if job.id == now.job.id), 1)
+        st.progress(0.0, text=f"Waiting for its turn, place {place} in the queue")
+    elif now.live:
+        progress = now.job.progress if now.job else None
+        stage = "saving, then ending" if now.state == "stopping" else progress.stage if progress else "training"
+        st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{stage[:1].upper()}{stage[1:]}, {done}")
+        st.caption(f"{_times(now)} You can leave this page or close the browser; it goes on.")
+    elif now.state == "failed":
+        st.error(f"Failed at {done}. {plain(now.reason)}")
+        if now.job:
+            st.caption("The last lines of its log")
+            st.code(jobs.log_tail(now.job.id, _LOG_LINES) or "The log is empty.", language=None, wrap_lines=True)
+    elif now.state == "unreadable":
+        st.error(plain(now.reason))
+    else:
+        st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{now.state.capitalize()} at {done}")
+        if now.reason:
+            st.caption(plain(now.reason))
+
+
+def _times(now: Training) -> str:
+    if now.job is None:
+        return f"Trained from a command line for {seconds(time.time() - now.status['created'])}."
+    left = now.job.remaining
+    return (
+        f"{seconds(now.job.elapsed)} so far, {f'about {seconds(left)} left' if left is not None else 'time left not known yet'}."
+    )
+
+
+def _details(now: Training, metrics) -> None:
+    log, settings, data = st.tabs(["Log", "Settings", "Data"], key="run_tab", on_change="rerun")
+    if log.open:
+        with log:
+            lines = jobs.log_tail(now.job.id, 40) if now.job else ""
+            st.code(lines or "Nothing in the log yet.", language=None, wrap_lines=True, height=300)
+    if settings.open and now.run and now.state != "unreadable":
+        with settings:
+            st.code(now.config().to_yaml(), language="yaml")
+    if data.open and metrics is not None:
+        with data:
+            rows = f"{len(metrics.steps):,} steps and {len(metrics.evaluations):,} evaluations"
+            st.caption(f"{rows}, all digits; the charts draw at most 400 points a curve." + _damage(metrics.damaged))
+            st.download_button(
+                "Metrics (CSV)", metrics.to_csv, f"{now.name}.csv", "text/csv", key="metrics_csv", on_click="ignore"
+            )
+
+
+def _damage(lines: int) -> str:
+    return f" {lines} damaged lines were skipped." if lines else ""
