@@ -21,14 +21,14 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     add_model_options(command)
     command.add_argument("--tasks", default="builtin", metavar="NAME,...", help=_TASKS)
     command.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder with local rows; <workspace>/data, then the hub, otherwise"
+        "--data", type=Path, metavar="DIR", help="folder with local rows; the workspace's (data), then the hub, otherwise"
     )
     command.add_argument("--limit", type=int, metavar="N", help=f"items a benchmark, at most; {SAMPLES} otherwise")
     command.add_argument("--seed", type=int, default=SEED, help="draws the items")
     command.add_argument("--batch-size", type=int, default=16, help="bounds memory, does not change scores")
     command.add_argument("--per-item-gamma", action="store_true", help="measure Gamma of each item's own gradient too")
     command.add_argument("--coupling", choices=COUPLINGS, default="paper", help="of the per-item Gamma")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="one folder a checkpoint")
+    command.add_argument("--out", type=Path, metavar="DIR", help="one folder a checkpoint, beside what the workspace keeps")
     command.set_defaults(func=run_evaluate)
 
     command = commands.add_parser("predict", help="does Gamma predict errors, item by item and across checkpoints?")
@@ -43,7 +43,8 @@ def run_evaluate(options: argparse.Namespace) -> None:
     items = [load_items(benchmark, options.data, options.limit, options.seed) for benchmark in named(options.tasks.split(","))]
     if options.batch_size < 1:
         raise ValueError(f"--batch-size {options.batch_size} must be at least 1.")
-    options.out.mkdir(parents=True, exist_ok=True)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
     from analysis.hallucination.store import evaluations  # lm_eval takes seconds to import: after the input was checked
 
     report(f"loading {options.model}")
@@ -56,7 +57,8 @@ def run_evaluate(options: argparse.Namespace) -> None:
         tokenizer=options.tokenizer,
     )
     for evaluation in evaluations(loaded, items, options.batch_size, options.coupling if options.per_item_gamma else None):
-        evaluation.save(options.out)
+        if options.out:
+            evaluation.save(options.out)
         for score in evaluation.scores():
             notes = [f"{score.invalid} not scored"] * (score.invalid > 0)
             if score.unparsed is not None:

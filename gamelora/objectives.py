@@ -28,8 +28,13 @@ NO_INTERACTION = 1e-4
 
 def default_design_layer(layers: Sequence[AttentionLayer], n_layers: int) -> int:
     """round(19/24 * n_layers), as the paper's 19 of 24; in a hybrid model the attention layer nearest to it."""
+    return design_layer_among([layer.index for layer in layers], n_layers)
+
+
+def design_layer_among(indices: Sequence[int], n_layers: int) -> int:
+    """The default design layer among attention layers given by their index."""
     wanted = round(19 / 24 * n_layers)
-    return min((layer.index for layer in layers), key=lambda index: (abs(index - wanted), index))
+    return min(indices, key=lambda index: (abs(index - wanted), index))
 
 
 class DesignLayers:

@@ -20,7 +20,7 @@ from analysis.hallucination.prediction import (
     predict,
     wrong,
 )
-from analysis.hallucination.table import PAPER_TABLE, latex_table, latex_text, score_table
+from analysis.hallucination.table import PAPER_TABLE, latex_table, score_lines, score_table
 
 HEADS = 3
 
@@ -184,4 +184,3 @@ def test_latex_survives_any_name():
     text = latex_table([checkpoint(r"my_run#1 50%&[x]\y~^{}$", made("memo_trap"))])
     assert r"my\_run\#1 50\%\&[x]\textbackslash{}y\textasciitilde{}\textasciicircum{}\{\}\$" in text
     assert text.count(r"\\") == 2 and r"$\pm$" in text and "0.642" in text
-    assert latex_text("plain") == "plain"

@@ -1,5 +1,7 @@
 """A tiny model that reads text: a byte-level BPE tokenizer trained on a few sentences, on a random model."""
 
+from pathlib import Path
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -35,3 +37,11 @@ def tiny_loaded(architecture: str = "llama", seed: int = 0, bos: bool = False, *
     """A tiny random model with the tiny tokenizer and a window of 512 tokens."""
     settings = {"vocab_size": VOCAB, "max_position_embeddings": 512, **settings}
     return loaded(tiny_model(architecture, "sdpa", seed, **settings), tiny_tokenizer(bos), sha256=f"{architecture}-{seed}")
+
+
+def save_tiny_folder(folder: Path, **settings) -> Path:
+    """The tiny model with its tokenizer as a folder on disk."""
+    tiny = tiny_loaded(**settings)
+    tiny.model.save_pretrained(folder)
+    tiny.tokenizer.save_pretrained(folder)
+    return folder

@@ -1,7 +1,7 @@
 """The rows of a benchmark, from the built-in suite, a data folder or the hub: read, checked, sampled by seed, and hashed.
 
-A local file holds one JSON object a line with the field names of the hub's dataset. It is looked for under the data folder
-(`--data`, by default `data` in the workspace) and then on the hub; what was read is in the provenance.
+A local file holds one JSON object a line with the field names of the hub's dataset. It is looked for in the data folder
+(places.py) and then on the hub; what was read is in the provenance.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import datasets
 from datasets.exceptions import DatasetNotFoundError
 
-from analysis.hallucination.benchmarks import BENCHMARKS, BUILTIN_FOLDER, Benchmark
+from analysis.hallucination.benchmarks import BENCHMARKS, Benchmark
+from analysis.hallucination.places import local_file, rows_folder
 from analysis.hallucination.rows import CHECKS
-from analysis.workspace import workspace_root
 
 SAMPLES = 1024  # a task [R]
 SEED = 42  # [R]
@@ -78,10 +78,10 @@ def read_rows(task: str, folder: str | Path | None = None) -> list[dict[str, Any
 
 
 def _read(benchmark: Benchmark, folder: str | Path | None, file: str, split: str | None) -> tuple[str, list[dict[str, Any]]]:
-    root = BUILTIN_FOLDER if benchmark.builtin else Path(folder or workspace_root() / "data").expanduser()
+    root = rows_folder(benchmark, folder)
     if not benchmark.builtin and folder and not root.is_dir():
         raise ValueError(f"there is no data folder {root}: give one that holds {file}, or leave it out to use the hub.")
-    local = next((path for path in (root / file, root / f"{file}.gz") if path.is_file()), None)
+    local = local_file(benchmark, file, folder)
     if local:
         source = f"builtin:{file}" if benchmark.builtin else str(local)
         found = _json_lines(local)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from analysis.hallucination.checkpoints import AcrossCheckpoints, across_checkpoints
-from analysis.hallucination.evaluation import Evaluation, stored_evaluations
+from analysis.hallucination.evaluation import Evaluation, TaskScore, stored_evaluations
 from analysis.hallucination.item_gamma import checkpoint_gamma
 from analysis.hallucination.per_item import Association, ItemAnalysis, association, item_analysis
 from analysis.hallucination.statistics import PairedItems, RelativeChange, relative_change
@@ -31,18 +31,30 @@ class Checkpoint:
     name: str
     evaluations: dict[str, Evaluation]
 
-    def rates(self) -> dict[str, float]:
-        """Hallucination rate, 1 - score, of each hallucination score."""
-        return {
-            score.name: 1 - score.value
-            for evaluation in self.evaluations.values()
-            for score in evaluation.scores()
-            if score.kind == "hallucination"
-        }
-
     def gamma(self, benchmarks: Sequence[str]) -> np.ndarray:
         """Gamma by layer over all items of these benchmarks, [layers]."""
         return checkpoint_gamma([self.evaluations[name].gamma for name in benchmarks])
+
+
+@dataclass(frozen=True)
+class Points:
+    """One point a checkpoint and score, for the fit across checkpoints.
+
+    Attributes
+    ----------
+    layers : true layer indices that Gamma was measured at.
+    gamma : checkpoint -> Gamma over all items of the benchmarks together.
+    rates, errors : score -> checkpoint -> hallucination rate, and its standard error.
+    titles : score -> what people call it.
+    n : score -> checkpoint -> scored items.
+    """
+
+    layers: list[int]
+    gamma: dict[str, float]
+    rates: dict[str, dict[str, float]]
+    errors: dict[str, dict[str, float]]
+    titles: dict[str, str]
+    n: dict[str, dict[str, int]]
 
 
 def load_checkpoints(folders: Sequence[str | Path], coupling: str | None = None) -> list[Checkpoint]:
@@ -125,15 +137,16 @@ def pool_benchmarks(evaluations: Sequence[Evaluation]) -> Association:
     return association(np.concatenate([part[0] for part in parts]), numbers[:, 0], numbers[:, 1:], subsets)
 
 
-def analyse_checkpoints(checkpoints: Sequence[Checkpoint], layer: int | None = None) -> AcrossCheckpoints:
-    """Hallucination rate against Gamma over checkpoints, on the benchmarks whose items every checkpoint measured.
+def checkpoint_points(checkpoints: Sequence[Checkpoint], layer: int | None = None, normalized: bool = False) -> Points:
+    """Gamma and hallucination rate of checkpoints, on the benchmarks whose items every checkpoint measured.
 
-    Gamma is that of all these items together; `layer` picks one by its true index, the mean over layers otherwise.
+    Gamma is that of all these items together; `layer` picks one by its true index, the mean over layers otherwise;
+    `normalized` divides it by sqrt(H (H - 1)), which compares models with different numbers of heads.
 
     Raises
     ------
     ValueError
-        When there are too few checkpoints, or no benchmark is common to them.
+        When no benchmark is common to the checkpoints, or one of them has no such layer.
     """
     common = [
         name
@@ -146,14 +159,42 @@ def analyse_checkpoints(checkpoints: Sequence[Checkpoint], layer: int | None = N
             "no hallucination benchmark has Gamma of its items for every checkpoint: evaluate all of them on the same tasks "
             "with --per-item-gamma."
         )
-    layers = checkpoints[0].evaluations[common[0]].gamma.layers.tolist()
+    scores: dict[str, dict[str, TaskScore]] = {}
+    for point in checkpoints:
+        for score in [score for name in common for score in point.evaluations[name].scores()]:
+            scores.setdefault(score.name, {})[point.name] = score
+    return Points(
+        layers=checkpoints[0].evaluations[common[0]].gamma.layers.tolist(),
+        gamma={point.name: _gamma_of(point, common, layer, normalized) for point in checkpoints},
+        rates={name: {point: 1 - score.value for point, score in found.items()} for name, found in scores.items()},
+        errors={name: {point: score.standard_error for point, score in found.items()} for name, found in scores.items()},
+        titles={name: next(iter(found.values())).title for name, found in scores.items()},
+        n={name: {point: score.n for point, score in found.items()} for name, found in scores.items()},
+    )
+
+
+def _gamma_of(point: Checkpoint, benchmarks: Sequence[str], layer: int | None, normalized: bool) -> float:
+    measured = point.evaluations[benchmarks[0]].gamma
+    layers, heads = measured.layers.tolist(), measured.weight_grams.shape[-1]
     if layer is not None and layer not in layers:
-        raise ValueError(f"layer {layer} was not measured: there are layers {', '.join(map(str, layers))}.")
+        raise ValueError(f"layer {layer} was not measured: {point.name} has layers {', '.join(map(str, layers))}.")
     column = slice(None) if layer is None else [layers.index(layer)]
-    gamma = {point.name: float(point.gamma(common)[column].mean()) for point in checkpoints}
-    scores = [score for name in common for score in checkpoints[0].evaluations[name].score_names]
-    rates = {score: {point.name: point.rates().get(score, np.nan) for point in checkpoints} for score in scores}
-    return across_checkpoints(gamma, rates)
+    largest = max(heads * (heads - 1), 1) ** 0.5 if normalized else 1.0
+    return float(point.gamma(benchmarks)[column].mean() / largest)
+
+
+def analyse_checkpoints(
+    checkpoints: Sequence[Checkpoint], layer: int | None = None, normalized: bool = False
+) -> AcrossCheckpoints:
+    """Hallucination rate against Gamma over checkpoints, fitted to their `checkpoint_points`.
+
+    Raises
+    ------
+    ValueError
+        When there are too few checkpoints, or no benchmark is common to them.
+    """
+    points = checkpoint_points(checkpoints, layer, normalized)
+    return across_checkpoints(points.gamma, points.rates)
 
 
 def changes(checkpoint: Checkpoint, baseline: Checkpoint) -> dict[str, RelativeChange]:

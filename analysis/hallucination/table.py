@@ -1,4 +1,4 @@
-"""The score table: one line a score, one column a checkpoint, the paper's Table 1 beside it; as CSV and as LaTeX."""
+"""The score table: one line a score (and checkpoint), the paper's Table 1 beside it; as CSV and as LaTeX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.hallucination.evaluation import TaskScore
-from analysis.hallucination.prediction import Checkpoint
+from analysis.hallucination.prediction import Checkpoint, changes
+from analysis.hallucination.statistics import Change
+from analysis.latex import escape
 
 # score -> (CE LoRA, GAME-LoRA) on Qwen2.5-0.5B (method.md section 7) [R]
 PAPER_TABLE = {
@@ -25,6 +27,7 @@ PAPER_TABLE = {
     "wikitext": (0.784, 0.786),
 }
 PAPER_COLUMNS = ("paper: CE LoRA", "paper: GAME-LoRA")
+_FIELDS = ("value", "standard_error", "n", "invalid", "unparsed", "length_only")
 
 
 def score_table(checkpoints: Sequence[Checkpoint]) -> pd.DataFrame:
@@ -36,11 +39,54 @@ def score_table(checkpoints: Sequence[Checkpoint]) -> pd.DataFrame:
         for evaluation in point.evaluations.values():
             for score in evaluation.scores():
                 line = lines.setdefault(score.name, {"score": score.name, "kind": score.kind, "title": score.title})
-                for field in ("value", "standard_error", "n", "invalid", "unparsed", "length_only"):
+                for field in _FIELDS:
                     line[f"{point.name}: {field}"] = getattr(score, field)
     for name, line in lines.items():
         line.update(zip(PAPER_COLUMNS, PAPER_TABLE.get(name, (math.nan, math.nan)), strict=True))
     return pd.DataFrame(list(lines.values())).sort_values(["kind", "score"], ignore_index=True)
+
+
+def score_lines(checkpoints: Sequence[Checkpoint], baseline: Checkpoint) -> pd.DataFrame:
+    """A line a score and checkpoint: score, kind, title, checkpoint, value, standard_error, n, invalid, unparsed,
+    length_only, the relative change against the baseline with its 95 % paired bootstrap interval (change, low, high; NaN for
+    the baseline itself and where it is 0), and the paper's two columns.
+
+    Raises
+    ------
+    ValueError
+        When a checkpoint and the baseline were scored on different items.
+    """
+    unknown = Change(math.nan, math.nan, math.nan, 0)
+    lines = []
+    for point in checkpoints:
+        found = {} if point is baseline else changes(point, baseline)
+        changed = {name: change for kind in found.values() for name, change in kind.tasks.items()}
+        for score in [score for evaluation in point.evaluations.values() for score in evaluation.scores()]:
+            change = changed.get(score.name, unknown)
+            line = {"score": score.name, "kind": score.kind, "title": score.title, "checkpoint": point.name}
+            line |= {field: getattr(score, field) for field in _FIELDS}
+            line |= {"change": change.value, "low": change.low, "high": change.high}
+            lines.append(line | dict(zip(PAPER_COLUMNS, PAPER_TABLE.get(score.name, (math.nan, math.nan)), strict=True)))
+    return pd.DataFrame(lines).sort_values(["kind", "score"], kind="stable", ignore_index=True)
+
+
+def mean_changes(checkpoints: Sequence[Checkpoint], baseline: Checkpoint) -> pd.DataFrame:
+    """A line a checkpoint but the baseline: mean relative change over hallucination and over knowledge scores with its 95 %
+    paired bootstrap interval (hallucination, hallucination_low, hallucination_high, and the same for knowledge).
+
+    Raises
+    ------
+    ValueError
+        When a checkpoint and the baseline were scored on different items.
+    """
+    lines = []
+    for point in checkpoints:
+        if point is not baseline:
+            line = {"checkpoint": point.name}
+            for kind, change in changes(point, baseline).items():
+                line |= {kind: change.mean.value, f"{kind}_low": change.mean.low, f"{kind}_high": change.mean.high}
+            lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def latex_table(checkpoints: Sequence[Checkpoint]) -> str:
@@ -50,11 +96,11 @@ def latex_table(checkpoints: Sequence[Checkpoint]) -> str:
         for evaluation in point.evaluations.values():
             for score in evaluation.scores():
                 scores.setdefault(score.name, {})[point.name] = score
-    head = ["Task", *(latex_text(point.name) for point in checkpoints), *map(latex_text, PAPER_COLUMNS)]
+    head = ["Task", *(escape(point.name) for point in checkpoints), *map(escape, PAPER_COLUMNS)]
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", " & ".join(head) + r" \\", r"\midrule"]
     for name, found in sorted(scores.items(), key=lambda item: (next(iter(item[1].values())).kind, item[0])):
         some = next(iter(found.values()))
-        title = latex_text(some.title) + ("" if some.higher_is_better else r" BPB $\downarrow$")
+        title = escape(some.title) + ("" if some.higher_is_better else r" BPB $\downarrow$")
         cells = [_latex_score(found.get(point.name)) for point in checkpoints]
         paper = [f"{value:.3f}" for value in PAPER_TABLE.get(name, ())] or ["--", "--"]
         lines.append(" & ".join([title, *cells, *paper]) + r" \\")
@@ -65,16 +111,3 @@ def _latex_score(score: TaskScore | None) -> str:
     if score is None or math.isnan(score.value):
         return "--"
     return f"{score.value:.3f}" if math.isnan(score.standard_error) else rf"{score.value:.3f} $\pm$ {score.standard_error:.3f}"
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-}
-
-
-def latex_text(text: str) -> str:
-    """Text with every character that means something to LaTeX escaped."""
-    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,139 @@
+"""The checkpoints of this workspace that can be evaluated: base models, adapters, and every step that a run has saved."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.adapters import CONFIG, WEIGHTS
+from analysis.models import model_name
+from analysis.sources import content_sha256, full_source
+from gamelora.checkpoints import step_of
+from gamelora.runs import Run, run_names
+
+KINDS = ("base", "adapter", "run step")
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """A checkpoint by where it lies; nothing of it is loaded.
+
+    Attributes
+    ----------
+    source, revision, adapter, dtype : as the options `--model`, `--revision`, `--adapter` and `--dtype`.
+    run, step : of a checkpoint of a run; `step` None is its finished adapter.
+    """
+
+    source: str = "default"
+    revision: str | None = None
+    adapter: str | None = None
+    dtype: str = "float32"
+    run: str | None = None
+    step: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        return "base" if self.adapter is None else "adapter" if self.step is None else "run step"
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        if self.run:
+            return f"{self.run} step {self.step}" if self.step is not None else f"{self.run} adapter"
+        name = model_name(self.source) + (f" + {Path(self.adapter).name}" if self.adapter else "")
+        details = [self.revision] * bool(self.revision) + [self.dtype] * (self.dtype != "float32")
+        return f"{name} ({', '.join(details)})" if details else name
+
+    @property
+    def place(self) -> tuple[str, str | None, str | None, str]:
+        """What tells two checkpoints apart, whatever they are called: source, revision, adapter, dtype."""
+        adapter = str(Path(os.path.expanduser(self.adapter)).resolve()) if self.adapter else None
+        return full_source(self.source), self.revision, adapter, self.dtype
+
+    @property
+    def id(self) -> str:
+        """Eight letters and digits for links."""
+        return hashlib.sha256(json.dumps(self.place).encode()).hexdigest()[:8]
+
+    def adapter_sha256(self) -> str | None:
+        """Hash of the adapter's files as provenance has it; None without an adapter, or when its files are gone."""
+        files = [Path(self.place[2]) / name for name in (CONFIG, WEIGHTS)] if self.adapter else []
+        if not files or not all(file.is_file() for file in files):
+            return None
+        return _content(tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+    def made(self, provenance: Mapping[str, Any]) -> bool:
+        """Whether a result of that provenance is of this checkpoint, as its adapter is now."""
+        model, adapter = provenance["model"], provenance["adapter"]
+        source, revision, folder, dtype = self.place
+        if (model["source"], model["dtype"], adapter and adapter["source"]) != (source, dtype, folder):
+            return False
+        if revision and revision != model.get("revision"):
+            return False
+        return adapter is None or self.adapter_sha256() in (None, adapter["sha256"])
+
+
+@functools.lru_cache(maxsize=1024)
+def _content(files: tuple[tuple[str, int, int], ...]) -> str:
+    """Hash of files given with time and size, so that only a changed file is read again."""
+    return content_sha256([Path(path) for path, _, _ in files])
+
+
+def source_of(provenance: Mapping[str, Any]) -> CheckpointSource:
+    """The checkpoint that a result or an evaluation was made of."""
+    model, adapter = provenance["model"], provenance["adapter"]
+    revision = model.get("revision") if model.get("kind") == "hub" else None
+    return CheckpointSource(model["source"], revision, adapter and adapter["source"], model["dtype"])
+
+
+def run_checkpoints(name: str) -> list[CheckpointSource]:
+    """The steps that a run has saved, in order, then its finished adapter when no saved step is the same.
+
+    Raises
+    ------
+    ValueError
+        When the run's config cannot be read.
+    """
+    run = Run.open(name)
+    config = run.config()
+    about = {"source": config.model, "revision": config.revision, "dtype": config.dtype, "run": name}
+    steps = [CheckpointSource(adapter=str(path), step=step_of(path), **about) for path in run.checkpoints()]
+    finished = CheckpointSource(adapter=str(run.adapter), **about)
+    known = {step.adapter_sha256() for step in steps}
+    return steps + [finished] * (finished.adapter_sha256() not in (None, *known))
+
+
+def workspace_checkpoints(seen: Iterable[Mapping[str, Any]] = ()) -> tuple[list[CheckpointSource], list[str]]:
+    """The default model, the base of every run with its saved steps, and the checkpoints of results already `seen`.
+
+    `seen` are provenances. A checkpoint that is known under a run's name keeps that name. The second value says of each run
+    that cannot be read why.
+    """
+    found, notices = [CheckpointSource()], []
+    for name in run_names():
+        try:
+            steps = run_checkpoints(name)
+            config = Run.open(name).config()
+        except (ValueError, OSError) as error:
+            notices.append(f"Run {name} is left out: {error}")
+            continue
+        found += [CheckpointSource(config.model, config.revision, None, config.dtype), *steps]
+    found += [source_of(provenance) for provenance in seen]
+    by_place: dict[tuple, CheckpointSource] = {}
+    for one in found:
+        by_place.setdefault(one.place, one)
+    default = CheckpointSource()
+    return sorted(by_place.values(), key=lambda one: (one != default, KINDS.index(one.kind), _natural(one))), notices
+
+
+def _natural(one: CheckpointSource) -> list[tuple[str, int]]:
+    """Sorts titles with numbers as numbers: step 4 before step 20."""
+    return [(word, int(part or 0)) for word, part in re.findall(r"(\D*)(\d*)", one.title)]

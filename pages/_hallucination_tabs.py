@@ -1,0 +1,192 @@
+"""The tabs of the hallucination page that show numbers: scores, errors by item, and what a gain costs in knowledge."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from analysis.hallucination.pareto import front, trades
+from analysis.hallucination.per_item import ItemAnalysis
+from analysis.hallucination.prediction import Checkpoint
+from analysis.hallucination.table import PAPER_COLUMNS, mean_changes, score_lines
+from analysis.hallucination_figures import SIGNIFICANT, odds_by_layer, trade_offs
+from pages._hallucination_data import item_analysis_of, pooled_of
+from pages._hallucination_scatter import Screen
+from pages._widgets import linked, plain
+
+_PAPER = (
+    "The paper's own changes: +8.0 to +8.1 % on hallucination and −0.1 % on knowledge (GAME-LoRA against CE LoRA, Qwen2.5-0.5B). "
+    "Its Table 1 is shown as a public re-implementation reports it; the built-in suite is not in it."
+)
+YES = "In HaluEval and the built-in judged QA, “yes” means hallucinated, and an error is a wrong verdict of either kind. "
+
+_three = partial(st.column_config.NumberColumn, format="%.3f")
+_percent = partial(st.column_config.NumberColumn, format="percent")
+_SCORE_COLUMNS = {
+    "title": st.column_config.TextColumn("Score", width="medium"),
+    "checkpoint": st.column_config.TextColumn("Checkpoint", width="medium"),
+    "value": _three("Value", help="Share of right answers; of the mass on true choices for MC2; bits per byte for WikiText."),
+    "standard_error": _three("SE", help="Standard error over items."),
+    "n": "n",
+    "invalid": st.column_config.NumberColumn("Invalid", help="Not finite or too long: counted, in no score."),
+    "unparsed": _percent("Unparsed", help="Verdicts that are neither yes nor no; they count as wrong."),
+    "length_only": _three("Length only", help="What the length of the judged text alone would score."),
+    "change": _percent("Change", help="(score − baseline) / baseline; positive is a gain."),
+    "interval": st.column_config.TextColumn("95 %", help="Paired bootstrap over items."),
+    PAPER_COLUMNS[0]: _three("Paper CE", help="CE LoRA, Table 1, Qwen2.5-0.5B."),
+    PAPER_COLUMNS[1]: _three("Paper GAME", help="GAME-LoRA, Table 1, Qwen2.5-0.5B."),
+}
+
+
+def baseline_picker(screen: Screen) -> Checkpoint:
+    """The checkpoint that changes are against."""
+    names = [point.name for point in screen.checkpoints]
+    linked("baseline", names, names[0])
+    st.selectbox("Baseline", names, key="baseline", persist_state="session", width=340, help="What changes are measured against.")
+    return chosen_baseline(screen)
+
+
+def chosen_baseline(screen: Screen) -> Checkpoint:
+    """The baseline as chosen, the first checkpoint otherwise."""
+    wanted = st.session_state.get("baseline")
+    return next((point for point in screen.checkpoints if point.name == wanted), screen.checkpoints[0])
+
+
+def scores(screen: Screen) -> None:
+    """Every score of every checkpoint, with what must stand beside it, and the mean changes."""
+    baseline = baseline_picker(screen)
+    try:
+        lines, means = score_lines(screen.checkpoints, baseline), mean_changes(screen.checkpoints, baseline)
+    except ValueError as error:
+        st.info(f"No changes: {plain(error)}")
+        return
+    lines["interval"] = [_interval(low, high) for low, high in zip(lines["low"], lines["high"], strict=True)]
+    empty = [name for name in lines if lines[name].isna().all()]
+    shown = [name for name in _SCORE_COLUMNS if name not in empty and not (name == "interval" and "change" in empty)]
+    st.dataframe(lines[shown], hide_index=True, key="scores", column_config=_SCORE_COLUMNS, alt="Scores of every checkpoint")
+    for sentence in _mean_sentences(means):
+        st.markdown(sentence)
+    if not set(PAPER_COLUMNS) <= set(empty):
+        st.caption(_PAPER)
+    else:
+        st.caption("None of these benchmarks is in the paper's Table 1, so its columns are left out.")
+
+
+def _interval(low: float, high: float) -> str:
+    return "" if np.isnan(low) else f"{100 * low:+.1f} to {100 * high:+.1f} %"
+
+
+def _mean_sentences(means: pd.DataFrame) -> list[str]:
+    """One sentence a checkpoint: mean change of both kinds of benchmark against the baseline."""
+    said = []
+    for line in means.to_dict("records"):
+        parts = [
+            f"{kind} {100 * line[kind]:+.1f} % ({_interval(line[f'{kind}_low'], line[f'{kind}_high'])})"
+            for kind in ("hallucination", "knowledge")
+            if not np.isnan(line.get(kind, np.nan))
+        ]
+        said.append(f"**{plain(line['checkpoint'])}**, mean change of scores: {plain(', '.join(parts) or 'none can be said')}")
+    return said
+
+
+def per_item(screen: Screen) -> None:
+    """Does an item's own Gamma say whether the model errs on it? By layer, pooled, beside shuffled heads."""
+    point, score = score_picker(screen)
+    benchmark = benchmark_of(point, score)
+    found = item_analysis_of(screen.stamps[point.name][benchmark], score)
+    if isinstance(found, str):
+        st.info(plain(found.replace("evaluate again with --per-item-gamma", "evaluate what is missing in the box above")))
+        return
+    chart = odds_by_layer(found, screen.choice.colors[point.name])
+    st.plotly_chart(chart, key="odds", alt="Odds ratio of an error per standard deviation of Gamma, by layer")
+    st.markdown(f"**Mean over layers.** {plain(found.pooled.in_words())}")
+    st.markdown(plain(_layers_in_words(found)))
+    st.caption(plain(_beside(found)))
+    kinds = [one for name, one in point.evaluations.items() if one.benchmark.kind == "hallucination" and one.gamma is not None]
+    if len(kinds) > 1:
+        together = pooled_of(tuple(screen.stamps[point.name][one.benchmark.name] for one in kinds))
+        words = together if isinstance(together, str) else together.in_words("Gamma, mean over layers,")
+        st.markdown(f"**All {len(kinds)} hallucination benchmarks together.** {plain(words)}")
+    st.caption(
+        YES + "Logistic regression of the error on Gamma of the item's own gradient; length, cross-entropy and the benchmark's "
+        "own subset are held. Filled: p below 0.05, for layers after Holm's correction. Grey dots: heads of ω shuffled against ρ."
+    )
+
+
+def score_picker(screen: Screen) -> tuple[Checkpoint, str]:
+    """Whose items, and which score of them."""
+    names = [point.name for point in screen.checkpoints]
+    linked("of_point", names, names[0])
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        st.selectbox("Checkpoint", names, key="of_point", persist_state="session", width=300)
+        point = screen.checkpoints[names.index(st.session_state["of_point"])]
+        titles = score_titles(point)
+        linked("score", list(titles), next(iter(titles)))
+        st.selectbox("Score", list(titles), format_func=titles.get, key="score", persist_state="session", width=300)
+    return point, st.session_state["score"]
+
+
+def score_titles(point: Checkpoint) -> dict[str, str]:
+    """Every score of a checkpoint that has right and wrong items, with its title."""
+    return {
+        score.name: score.title
+        for evaluation in point.evaluations.values()
+        if evaluation.benchmark.protocol != "wikitext"
+        for score in evaluation.scores()
+    }
+
+
+def benchmark_of(point: Checkpoint, score: str) -> str:
+    """The benchmark that a score belongs to."""
+    return next(name for name, evaluation in point.evaluations.items() if score in evaluation.score_names)
+
+
+def _layers_in_words(found: ItemAnalysis) -> str:
+    estimated = np.isfinite(found.p_holm)
+    sure = [layer for layer, p in zip(found.layers, found.p_holm, strict=True) if p < SIGNIFICANT]
+    missing = f"; {(~estimated).sum()} layers have no estimate" if not estimated.all() else ""
+    if not sure:
+        return f"No layer by itself is certain after Holm's correction over {estimated.sum()} layers{missing}."
+    strongest = min(zip(found.p_holm, found.layers, found.by_layer, strict=True), key=lambda one: np.nan_to_num(one[0], nan=2.0))
+    p, layer, one = strongest
+    more = "more" if one.odds_ratio > 1 else "fewer"
+    return (
+        f"Certain by itself after Holm's correction: layer {', '.join(map(str, sure))}. Strongest is layer {layer}: higher Gamma "
+        f"goes with {more} errors (odds ratio {one.odds_ratio:.3g}, {one.low:.3g} to {one.high:.3g}, p = {p:.2g}){missing}."
+    )
+
+
+def _beside(found: ItemAnalysis) -> str:
+    pooled = found.pooled
+    null = found.null_pooled[np.isfinite(found.null_pooled)]
+    parts = [f"AUC of Gamma alone {pooled.auc:.2f} (0.5: says nothing; below: higher Gamma, fewer errors)"]
+    if len(null) and not pooled.reason:
+        parts.append(
+            f"{len(null)} shuffles of the heads give odds ratios from {null.min():.3g} to {null.max():.3g}; "
+            f"as strong an effect in a share of {found.p_against_null:.2g}, its own counted"
+        )
+    parts.append(f"{pooled.left_out} items left out")
+    return "; ".join(parts) + "."
+
+
+def trade_off(screen: Screen) -> None:
+    """What each checkpoint gains against hallucination and pays in knowledge, against the baseline."""
+    baseline = baseline_picker(screen)
+    if len(screen.checkpoints) < 2:
+        st.info("One checkpoint has no change: choose a second one above.")
+        return
+    try:
+        found = trades(screen.checkpoints, baseline)
+    except ValueError as error:
+        st.info(plain(str(error)[:1].upper() + str(error)[1:]))
+        return
+    chart = trade_offs(found, screen.choice.colors)
+    st.plotly_chart(chart, key="trades", alt="Change of hallucination scores against change of knowledge scores")
+    best = ", ".join(trade.name for trade in front(found))
+    st.caption(
+        f"Mean relative change against {plain(baseline.name)}; up and right is better. Bars: 95 % paired bootstrap over items. "
+        f"On the front, which no other checkpoint beats in both: {plain(best)}."
+    )
