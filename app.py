@@ -16,6 +16,7 @@ page = st.navigation(
         st.Page("pages/overview.py", title="Overview", default=True),
         st.Page("pages/interaction.py", title="Interaction", url_path="head-interaction"),
         st.Page("pages/coalitions.py", title="Coalitions", url_path="head-coalitions"),
+        st.Page("pages/hallucination.py", title="Hallucination", url_path="hallucination-rates"),
         st.Page("pages/train.py", title="Train", url_path="gamelora-train"),
     ]
 )
