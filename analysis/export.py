@@ -11,13 +11,13 @@ import importlib.metadata
 import io
 import json
 import re
-import zipfile
 from collections.abc import Sequence
 
 import networkx as nx
 import numpy as np
 import pandas as pd
 
+from analysis.archives import zip_bytes
 from analysis.coalition_paper import WIDTHS, comparison_figure, graph_figure, reordered_heatmap_figure
 from analysis.coalition_style import Look, looks
 from analysis.coalitions import Coalitions, LayerCoalitions
@@ -47,7 +47,6 @@ LAYER_FORMATS = {
     "matrix-npz": ".npz",
 }
 _PACKAGES = ("numpy", "scipy", "scikit-learn", "networkx", "matplotlib")
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def layer_file(
@@ -188,7 +187,7 @@ def bundle(
     files["preview.tex"] = _PREVIEW.encode()
     files["coalitions.json"] = _json(coalitions.record())
     files["provenance.json"] = _json(_provenance(result, coalitions, threshold, files))
-    return _zip(files)
+    return zip_bytes(files)
 
 
 _CAPTIONS_HEAD = r"""% \input this file, or copy a figure from it. For page width take the *_page files and figure*.
@@ -248,13 +247,3 @@ def _provenance(result: InteractionResult, coalitions: Coalitions, threshold: fl
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-
-
-def _zip(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name in sorted(files):
-            member = zipfile.ZipInfo(name, _EPOCH)
-            member.external_attr = 0o644 << 16
-            archive.writestr(member, files[name], zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()

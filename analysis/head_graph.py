@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import unicodedata
-from pathlib import Path
 
 import networkx as nx
 
 from analysis.coalitions import LayerCoalitions
 from analysis.heads import head_name, kv_groups
+from analysis.models import adapter_name
 from analysis.results import InteractionResult
 
 
@@ -72,6 +72,6 @@ def kv_groups_matter(graph: nx.Graph) -> bool:
 def result_title(result: InteractionResult, layer: int) -> str:
     """What a file of a layer is called inside: model, adapter, layer and coupling; control characters become blanks."""
     model, adapter = result.provenance["model"]["name"], result.provenance["adapter"]
-    name = f"{model} + {Path(adapter['source']).name}" if adapter else model
+    name = f"{model} + {adapter_name(adapter['source'])}" if adapter else model
     printable = "".join(" " if unicodedata.category(sign).startswith("C") else sign for sign in name)
     return f"{printable}, layer {layer}, {result.coupling} coupling"

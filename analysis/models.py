@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,6 +140,19 @@ def model_name(source: str) -> str:
     if source == "default":
         return "SmolLM2-135M-Instruct"
     return source.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+
+
+def adapter_name(folder: str) -> str:
+    """A short name for people: the last part of a path, led by the run's where that alone says nothing.
+
+    `runs/first/adapter` is "first adapter", `runs/first/checkpoints/checkpoint-25` is "first step 25".
+    """
+    *above, last = Path(folder).parts or (folder,)
+    above = [part for part in above if part not in ("checkpoints", "/")]
+    step = re.fullmatch(r"checkpoint-(\d+)", last)
+    if not above or not (step or last == "adapter"):
+        return last
+    return f"{above[-1]} step {step[1]}" if step else f"{above[-1]} adapter"
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from analysis.models import model_name
+from analysis.models import adapter_name, model_name
 from analysis.workspace import workspace_dir
 from gamelora import jobs
 
@@ -42,12 +42,13 @@ class MeasurementRequest:
     @property
     def checkpoint(self) -> str:
         """The checkpoint's name for people: model, and adapter on it."""
-        return model_name(self.source) + (f" + {Path(self.adapter).name}" if self.adapter else "")
+        return model_name(self.source) + (f" + {adapter_name(self.adapter)}" if self.adapter else "")
 
     @property
     def name(self) -> str:
         """The result's name, the same for the same request: readable, with a hash of whatever the readable part leaves out."""
-        parts = [model_name(self.source), Path(self.adapter).name if self.adapter else "", Path(self.text).stem, str(self.tokens)]
+        adapter = adapter_name(self.adapter) if self.adapter else ""
+        parts = [model_name(self.source), adapter, Path(self.text).stem, str(self.tokens)]
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(part for part in parts if part)).strip("-.")[-80:].lstrip("-.")
         if self == MeasurementRequest(text="builtin", tokens=self.tokens):
             return readable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,7 +71,7 @@ class RunMetrics:
     @property
     def names(self) -> list[str]:
         """The metrics that there are, in the order of a picker."""
-        return sorted({*self.steps.columns, *self.evaluations.columns} - {*_HIDDEN}, key=_place)
+        return in_order({*self.steps.columns, *self.evaluations.columns} - {*_HIDDEN})
 
     def series(self, name: str) -> pd.Series:
         """One metric by step; empty when this run has none of that name."""
@@ -105,6 +106,11 @@ def title(name: str) -> str:
         if found:
             return words.format(*(_TASKS.get(part, part) for part in found.groups()))
     return name
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of metrics in the order of a picker, layers by their number."""
+    return sorted(names, key=_place)
 
 
 def _place(name: str) -> tuple:

@@ -13,7 +13,7 @@ from analysis import devices, sources
 from analysis.corpus import TokenRows
 from analysis.devices import check_memory, pick_device, place
 from analysis.measurement import measure_interaction
-from analysis.models import load_model, model_name
+from analysis.models import adapter_name, load_model, model_name
 from tests.tiny import ARCHITECTURES, tiny_model
 from tests.tiny_files import (
     TEXT_VOCAB,
@@ -425,3 +425,10 @@ def test_the_default_model_is_in_its_package():
 def test_the_default_model_is_not_installed(monkeypatch):
     monkeypatch.setattr(sources, "DEFAULT_PACKAGE", "no_such_package")
     assert "make setup" in refusal("default")
+
+
+def test_an_adapter_is_called_by_its_run():
+    assert adapter_name("/w/runs/first/adapter") == "first adapter"
+    assert adapter_name("/w/runs/first/checkpoints/checkpoint-25") == "first step 25"
+    for folder, name in {"/elsewhere/mine": "mine", "adapter": "adapter", "/adapter": "adapter", "..": "..", ".": "."}.items():
+        assert adapter_name(folder) == name
