@@ -110,6 +110,13 @@ def autocast_dtype(config: GameLoraConfig, device: torch.device) -> str:
     return "bfloat16" if unit else "float32"
 
 
+def check_trackers(config: GameLoraConfig) -> None:
+    """Raise ValueError when a tracker is not installed."""
+    missing = [name for name in config.report_to if not any(find_spec(module) for module in _TRACKER_MODULES[name])]
+    if missing:
+        raise ValueError(f"report_to names {', '.join(missing)}, which is not installed: pip install it, or leave it out.")
+
+
 def training_arguments(config: GameLoraConfig, folder: Path) -> TrainingArguments:
     """The config in transformers' words.
 
@@ -120,9 +127,7 @@ def training_arguments(config: GameLoraConfig, folder: Path) -> TrainingArgument
     """
     process = processes()
     rows = rows_at_once(config, process.num_processes)
-    missing = [name for name in config.report_to if not any(find_spec(module) for module in _TRACKER_MODULES[name])]
-    if missing:
-        raise ValueError(f"report_to names {', '.join(missing)}, which is not installed: pip install it, or leave it out.")
+    check_trackers(config)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     try:
         args = TrainingArguments(

@@ -17,12 +17,11 @@ from gamelora.checkpoints import step_of
 from gamelora.command_line import processes_of, resume_arguments, train_arguments
 from gamelora.config import GameLoraConfig
 from gamelora.jobs import Job
-from gamelora.memory import less_memory
 from gamelora.runs import KILLED, Run, run_names
 
 TARGET = "run:"
 KEEP_SECONDS = 1800.0  # that a run is given to reach the end of its step and write a checkpoint
-_NOW_SECONDS = 2.0
+NOW_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,6 @@ class Training:
         """How many processes it was started with."""
         return processes_of(self.job.argv) if self.job else 1
 
-    def config(self) -> GameLoraConfig:
-        """Its config; ValueError when that cannot be read."""
-        if self.run is None:
-            raise ValueError(f"run {self.name!r} has no config yet: it has not begun.")
-        return self.run.config()
-
     @functools.cached_property
     def resumes_from(self) -> int:
         """The step that a resume goes on from: that of the newest complete checkpoint, or 0."""
@@ -74,10 +67,6 @@ class Training:
     def out_of_memory(self) -> bool:
         """Whether it ended for want of memory, as far as can be told."""
         return self.state == "failed" and "out of memory" in (self.reason or "").lower()
-
-    def smaller(self) -> dict[str, Any]:
-        """Settings that a resume may change to need less memory; {} when none is left."""
-        return less_memory(self.config(), self.processes)
 
 
 def names() -> list[str]:
@@ -164,7 +153,9 @@ def resume(name: str, changes: dict[str, Any] | None = None) -> Job:
         When there is no such run, or it is finished.
     """
     now = look(name)
-    if now.live and now.job:
+    if now.live:
+        if now.job is None or not now.job.live:
+            raise ValueError(f"run {name!r} is trained from a command line right now.")
         return now.job
     if now.state == "finished":
         raise ValueError(f"run {name!r} is finished: clone it into a new run instead.")
@@ -192,7 +183,7 @@ def stop_now(name: str) -> None:
     now = look(name)
     if now.job is None or not now.job.live:
         raise ValueError(f"run {name!r} is trained from a command line: end it there with Ctrl+C, or use stop and keep.")
-    jobs.stop(now.job.id, grace=_NOW_SECONDS)
+    jobs.stop(now.job.id, grace=NOW_SECONDS)
 
 
 def delete(name: str) -> None:

@@ -7,25 +7,31 @@ from collections.abc import Callable
 import streamlit as st
 
 from gamelora import training_jobs
-from gamelora.command_line import processes_of
-from gamelora.measurement_jobs import MeasurementRequest
+from gamelora.config import GameLoraConfig
+from gamelora.memory import less_memory
+from gamelora.run_table import selectable
 from gamelora.training_jobs import Training
+from pages._analyse import analyse
+from pages._frame import View
+from pages._train_attempt import attempt
 from pages._train_form import fill
 from pages._widgets import plain
 
 
-def actions(now: Training) -> None:
-    """The buttons of a run's state; the main one filled."""
+def actions(now: Training, config: GameLoraConfig | None, view: View) -> None:
+    """The buttons of a run's state; the main one filled. `config` is None when it cannot be read."""
     with st.container(horizontal=True, vertical_alignment="center", key="run_actions"):
         if now.state == "queued":
             _button("Cancel", training_jobs.stop_and_keep, now.name)
         elif now.live:
             _stops(now)
-        elif now.state == "finished":
-            _look_at(now)
+        elif now.state == "finished" and config:
+            _look_at(now, config, view)
         elif now.state in ("failed", "stopped"):
-            _resumes(now)
-        _clone(now)
+            _resumes(now, config)
+        if config:
+            help = "A new run with these settings, to change and start."
+            st.button("Clone", key="run_clone", on_click=_fill_from, args=(now, config), help=help)
         if not now.live:
             _delete(now)
 
@@ -47,8 +53,8 @@ def _stops(now: Training) -> None:
         )
 
 
-def _resumes(now: Training) -> None:
-    smaller = now.smaller() if now.out_of_memory and now.run else {}
+def _resumes(now: Training, config: GameLoraConfig | None) -> None:
+    smaller = less_memory(config, now.processes) if now.out_of_memory and config else {}
     where = f"Resume from step {now.resumes_from:,}" if now.resumes_from else "Start again"
     if smaller:
         name, value = next(iter(smaller.items()))
@@ -64,35 +70,20 @@ def _resumes(now: Training) -> None:
     _button(where, training_jobs.resume, now.name, primary=not smaller)
 
 
-def _look_at(now: Training) -> None:
+def _look_at(now: Training, config: GameLoraConfig, view: View) -> None:
     """The adapter beside its base on the Interaction page; what is not measured yet is measured."""
-    if not now.run.adapter.is_dir():
+    tuned = selectable(now.run, config)
+    if not tuned:
         st.markdown(":gray[Its adapter was deleted.]")
         return
-    if st.button(
-        "Compare with its base", type="primary", key="run_compare", help="Measures both and opens the Interaction page."
-    ):
-        config = now.config()
-        asked = {"source": config.model, "revision": config.revision, "dtype": config.dtype}
-        for key, adapter in (("a", None), ("b", str(now.run.adapter))):
-            request = MeasurementRequest(adapter=adapter, **asked)
-            if not request.path.is_file():
-                request.start()
-            st.session_state[f"next_{key}"] = request.name
-        st.switch_page("pages/interaction.py")
+    help = "Measures both where that is not done, and opens the Interaction page with A = base and B = this adapter."
+    if st.button("Compare with its base", type="primary", key="run_compare", help=help):
+        analyse(tuned[0], view)
 
 
-def _clone(now: Training) -> None:
-    if now.run and now.state != "unreadable":
-        st.button(
-            "Clone", key="run_clone", on_click=_fill_from, args=(now,), help="A new run with these settings, to change and start."
-        )
-
-
-def _fill_from(now: Training) -> None:
-    fill(now.config(), now.name)
-    st.session_state["train_processes"] = processes_of(now.job.argv) if now.job else 1
-    st.session_state["run"] = None
+def _fill_from(now: Training, config: GameLoraConfig) -> None:
+    fill(config, now.name)
+    st.session_state.update(train_processes=now.processes, run=None)
 
 
 def _delete(now: Training) -> None:
@@ -107,8 +98,5 @@ def _button(
     """A button whose refusal is said and not raised: the run may have changed since it was drawn."""
     key = f"run_{words.lower().replace(' ', '_')}"
     if st.button(words, type="primary" if primary else "secondary", disabled=disabled, help=help, key=key):
-        try:
-            act(*arguments)
-        except ValueError as error:
-            st.toast(plain(error))
+        attempt(act, *arguments)
         st.rerun()

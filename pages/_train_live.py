@@ -6,13 +6,20 @@ import time
 
 import streamlit as st
 
+from analysis.models import model_name
 from gamelora import jobs, training_jobs
+from gamelora.config import GameLoraConfig
 from gamelora.health import health
+from gamelora.measurement_jobs import text_name
 from gamelora.model_card import TITLES
+from gamelora.run_metrics import RunMetrics
+from gamelora.training_figures import POINTS
 from gamelora.training_jobs import Training
 from pages._frame import View
 from pages._jobs import seconds
+from pages._runs_data import config_of
 from pages._train_actions import actions
+from pages._train_attempt import show_refusal
 from pages._train_data import chart, metrics_of
 from pages._widgets import plain
 
@@ -24,32 +31,36 @@ _STATES = {"queued": "waiting", "unreadable": "cannot be read"}
 def live(name: str, view: View) -> None:
     """The run; redrawn every two seconds while it is live, and the whole page once when its state changes."""
     now = training_jobs.look(name)
-    st.fragment(run_every=_TICK_SECONDS if now.live else None)(_draw)(name, now.state)
+    st.fragment(run_every=_TICK_SECONDS if now.live else None)(_draw)(name, now.state, view)
 
 
-def _draw(name: str, drawn_as: str) -> None:
+def _draw(name: str, drawn_as: str, view: View) -> None:
     now = training_jobs.look(name)
     if now.state != drawn_as:
         st.rerun()
-    _title(now)
+    config = config_of(now.run) if now.run else None
+    metrics = metrics_of(now.run) if now.run else RunMetrics()
+    _title(now, config)
+    if isinstance(config, str):
+        st.error(plain(config))
     _progress(now)
-    actions(now)
-    metrics = metrics_of(now.run) if now.run else None
-    for sentence in health(metrics, now.status) if metrics else []:
+    actions(now, config if isinstance(config, GameLoraConfig) else None, view)
+    show_refusal()
+    for sentence in health(metrics, now.status):
         st.warning(plain(sentence))
-    figure = chart(name, metrics) if metrics else None
+    figure = chart(name, metrics)
     if figure:
         st.plotly_chart(figure, key="run_chart", alt=f"Losses, weights, Gamma and speed of run {name} by step")
     elif now.live:
         st.caption("The first points appear after the model is loaded and the held-out text is read once.")
-    _details(now, metrics)
+    _details(now, config, metrics)
 
 
-def _title(now: Training) -> None:
+def _title(now: Training, config: GameLoraConfig | str | None) -> None:
     what = ""
-    if now.state != "unreadable" and now.run:
-        config = now.config()
-        what = f"{TITLES[config.method]} on {config.model}, text {config.text}, {config.steps:,} steps"
+    if isinstance(config, GameLoraConfig):
+        text = text_name(config.text)
+        what = f"{TITLES[config.method]} on {model_name(config.model)}, text {text}, {config.steps:,} steps"
     color = "red" if now.state in ("failed", "unreadable") else "violet" if now.live else "gray"
     state = _STATES.get(now.state, now.state)
     st.markdown(f"**{plain(now.name)}** :{color}-badge[{state}] :small[:gray[{plain(what)}]]")
@@ -89,23 +100,23 @@ def _times(now: Training) -> str:
     )
 
 
-def _details(now: Training, metrics) -> None:
+def _details(now: Training, config: GameLoraConfig | str | None, metrics: RunMetrics) -> None:
     log, settings, data = st.tabs(["Log", "Settings", "Data"], key="run_tab", on_change="rerun")
     if log.open:
         with log:
             lines = jobs.log_tail(now.job.id, 40) if now.job else ""
             st.code(lines or "Nothing in the log yet.", language=None, wrap_lines=True, height=300)
-    if settings.open and now.run and now.state != "unreadable":
+    if settings.open:
         with settings:
-            st.code(now.config().to_yaml(), language="yaml")
-    if data.open and metrics is not None:
+            if isinstance(config, GameLoraConfig):
+                st.code(config.to_yaml(), language="yaml")
+            else:
+                st.caption("Its settings cannot be read." if config else "It has not begun.")
+    if data.open:
         with data:
-            rows = f"{len(metrics.steps):,} steps and {len(metrics.evaluations):,} evaluations"
-            st.caption(f"{rows}, all digits; the charts draw at most 400 points a curve." + _damage(metrics.damaged))
+            rows = f"{len(metrics.steps):,} steps and {len(metrics.evaluations):,} evaluations, all digits"
+            damage = f" {metrics.damaged} damaged lines were skipped." if metrics.damaged else ""
+            st.caption(f"{rows}; the charts draw at most {POINTS} points a curve.{damage}")
             st.download_button(
                 "Metrics (CSV)", metrics.to_csv, f"{now.name}.csv", "text/csv", key="metrics_csv", on_click="ignore"
             )
-
-
-def _damage(lines: int) -> str:
-    return f" {lines} damaged lines were skipped." if lines else ""

@@ -12,11 +12,13 @@ from analysis.devices import GIB
 from analysis.sources import config_folder
 from analysis.workspace import workspace_root
 from gamelora import dry_step, jobs, training_jobs
+from gamelora.build import check_trackers
 from gamelora.command_line import shell, train_arguments
 from gamelora.config import GameLoraConfig
 from gamelora.dry_step import DryStep
 from gamelora.estimate import Estimate, Outline, estimate, field_of, outline, problems_with
 from pages._jobs import seconds
+from pages._train_attempt import attempt, show_refusal
 from pages._widgets import plain
 
 _TICK_SECONDS = 1.0
@@ -25,6 +27,7 @@ _TICK_SECONDS = 1.0
 def problems_of(config: GameLoraConfig, processes: int) -> dict[str, str]:
     """What of a config cannot be run here, by field: the model, what its adapter asks of it, and the share of each process."""
     try:
+        check_trackers(config)
         dry_step.share_of(config, processes)
         model = _outline_of(config)
         return problems_with(config, model) if model else {}
@@ -43,10 +46,10 @@ def plan(name: str, config: GameLoraConfig | None, processes: int, problems: dic
             )
     for sentence in problems.values():
         st.caption(f":red[{plain(sentence)}]")
-    if start:
-        training_jobs.start(name, config, processes)
+    if start and attempt(training_jobs.start, name, config, processes):
         st.session_state["next_run"] = name
         st.rerun()
+    show_refusal()
     if config is None:
         return
     if not set(problems) - {"name"}:
@@ -74,8 +77,7 @@ def _takes(config: GameLoraConfig, processes: int) -> None:
         st.caption(f":red[{plain(job.error)}]")
     words = "Measure again" if measured else "Measure a step"
     help = "Runs four steps on random tokens and throws them away: memory at the peak and seconds a step on this machine."
-    if st.button(words, key="train_measure", help=help):
-        dry_step.start(one)
+    if st.button(words, key="train_measure", help=help) and attempt(dry_step.start, one):
         st.rerun()
 
 

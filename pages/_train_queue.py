@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from gamelora import jobs
+from pages._train_attempt import attempt
 from pages._widgets import plain
 
 
@@ -20,15 +21,7 @@ def queue() -> None:
             st.markdown(f"{position + 1}. {plain(job.title)}", width=320)
             earlier, later = position > 0, position + 1 < len(waiting)
             st.button(
-                "Earlier", key=f"up_{job.id}", disabled=not earlier, on_click=_change, args=(jobs.move, job.id, position - 1)
+                "Earlier", key=f"up_{job.id}", disabled=not earlier, on_click=attempt, args=(jobs.move, job.id, position - 1)
             )
-            st.button("Later", key=f"down_{job.id}", disabled=not later, on_click=_change, args=(jobs.move, job.id, position + 1))
-            st.button("Cancel", key=f"cancel_{job.id}", on_click=_change, args=(jobs.stop, job.id))
-
-
-def _change(change, job_id: str, *arguments) -> None:
-    """The job may have begun, or been removed, since it was drawn."""
-    try:
-        change(job_id, *arguments)
-    except ValueError as error:
-        st.toast(plain(error))
+            st.button("Later", key=f"down_{job.id}", disabled=not later, on_click=attempt, args=(jobs.move, job.id, position + 1))
+            st.button("Cancel", key=f"cancel_{job.id}", on_click=attempt, args=(jobs.stop, job.id))

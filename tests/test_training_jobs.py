@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from analysis.workspace import atomic_write
 from gamelora import jobs, training_jobs
 from gamelora.config import GameLoraConfig
 from gamelora.job_processes import find_processes, signal_all, until
+from gamelora.memory import less_memory
 from gamelora.runs import Run
 from tests.job_helpers import ROOT, starter
+from tests.made_runs import made_job
 from tests.test_runs import command, settings, write_config
 from tests.tiny_files import save_folder, text_model
 
@@ -108,27 +109,15 @@ def test_a_taken_name_is_refused_and_an_unused_one_found(model, workspace):
 # --- what a run is --------------------------------------------------------------------------------------------------------
 
 
-def made_up(name, state, target="run:mine", **status):
-    """A job of a run as an earlier process may have left it."""
-    folder = jobs.workspace_root() / "jobs" / name
-    folder.mkdir(parents=True)
-    argv = [sys.executable, "-m", "gamelora", "train", "--run", "mine"]
-    atomic_write(
-        folder / "job.json", json.dumps({"format": 1, "target": target, "title": "t", "argv": argv, "device": "", "created": 5.0})
-    )
-    jobs.write_status(folder, state, **status)
-    return folder
-
-
 def test_a_run_reads_as_its_status_and_its_job_say(model, workspace):
     with pytest.raises(ValueError, match="there is no run 'mine'"):
         training_jobs.look("mine")
-    made_up("1", "failed", error="there is no model '/x'.")
+    made_job("1", "failed", error="there is no model '/x'.")
     assert training_jobs.look("mine").state == "failed" and "no model" in training_jobs.look("mine").reason
     run = Run.create("mine", settings(model))
     now = training_jobs.look("mine")
     assert (now.state, now.reason) == ("failed", "there is no model '/x'."), "its process is gone, and the job saw why"
-    made_up("2", "stopped")
+    made_job("2", "stopped")
     assert training_jobs.look("mine").state == "stopped"
     run.write_status(state="finished", step=4)
     assert training_jobs.look("mine").state == "finished" and training_jobs.look("mine").step == 4
@@ -142,25 +131,31 @@ def test_a_run_reads_as_its_status_and_its_job_say(model, workspace):
 
 
 def test_names_hold_runs_and_jobs_that_have_not_become_one(model, workspace):
-    made_up("1", "stopped", target="run:early")
-    made_up("2", "done", target="run:deleted")
+    made_job("1", "stopped", target="run:early")
+    made_job("2", "done", target="run:deleted")
     Run.create("mine", settings(model))
     assert training_jobs.names() == ["early", "mine"]
 
 
-def test_out_of_memory_is_answered_by_the_next_smaller_cut(model, workspace):
-    run = Run.create("mine", settings(model, batch_size=4, micro_batch_size=4))
-    run.write_status(state="failed", reason="out of memory with 4 rows of 16 tokens at once: resume with ...")
-    now = training_jobs.look("mine")
-    assert now.out_of_memory and now.smaller() == {"micro_batch_size": 2}
-    made_up("1", "failed", error="killed by signal 9 (often the system running out of memory)")
-    run.write_status(state="failed", reason="out of memory")
-    run.write_config(settings(model, batch_size=4, micro_batch_size=1))
-    assert training_jobs.look("mine").smaller() == {"gradient_checkpointing": True}
-    run.write_config(settings(model, batch_size=4, micro_batch_size=1, gradient_checkpointing=True))
-    assert training_jobs.look("mine").smaller() == {}
-    run.write_status(state="failed", reason="disk full")
-    assert not training_jobs.look("mine").out_of_memory
+def test_out_of_memory_is_told_from_other_failures(model, workspace):
+    run = Run.create("mine", settings(model))
+    for reason, expected in [("out of memory with 4 rows of 16 tokens at once", True), ("disk full", False), (None, False)]:
+        run.write_status(state="failed", reason=reason)
+        assert training_jobs.look("mine").out_of_memory == expected
+    made_job("1", "failed", error="killed by signal 9 (often the system running out of memory)")
+    run.write_status(state="running", reason=None)
+    assert training_jobs.look("mine").out_of_memory, "the system ended it"
+
+
+def test_the_next_smaller_cut_leaves_the_update_as_it_is(model):
+    def smaller(n_processes=1, **values):
+        return less_memory(settings(model, **values), n_processes)
+
+    assert smaller(batch_size=12, micro_batch_size=None) == {"micro_batch_size": 6}
+    assert smaller(batch_size=9, micro_batch_size=None) == {"micro_batch_size": 3}
+    assert smaller(2, batch_size=12, micro_batch_size=None) == {"micro_batch_size": 3}
+    assert smaller(batch_size=4, micro_batch_size=1) == {"gradient_checkpointing": True}
+    assert smaller(batch_size=4, micro_batch_size=1, gradient_checkpointing=True) == {}
 
 
 # --- real runs --------------------------------------------------------------------------------------------------------------
@@ -198,7 +193,7 @@ def test_a_killed_worker_shows_as_failed_and_resumes_from_its_checkpoint(model, 
     assert until(lambda: training_jobs.look("run").step > now.resumes_from, PATIENCE), told("run")
     training_jobs.stop_now("run")
     later = ended("run", "stopped")
-    assert later.resumes_from >= now.resumes_from and later.config().micro_batch_size == 1
+    assert later.resumes_from >= now.resumes_from and later.run.config().micro_batch_size == 1
     training_jobs.delete("run")
     assert training_jobs.names() == [] and not jobs.jobs() and not list((tidy / "runs").iterdir())
 

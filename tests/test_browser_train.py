@@ -1,0 +1,78 @@
+"""The train page in a real Chromium: fill the form, start, watch, refresh, stop and keep, resume, finish, see what it changed."""
+
+import pytest
+
+from tests.synthetic import synthetic_result
+from tests.test_browser import DEFAULT, SHOTS, Visit, chromium, serving  # noqa: F401
+
+pytestmark = pytest.mark.browser
+PATH = "gamelora-train"
+
+
+@pytest.fixture
+def visit(chromium):  # noqa: F811
+    visits = []
+
+    def start(**view):
+        visits.append(Visit(chromium, **view))
+        return visits[-1]
+
+    yield start
+    for one in visits:
+        one.page.close()
+
+
+def write(seen, label, value):
+    """Type into a field of the form, letter by letter as people do."""
+    box = seen.page.get_by_label(label, exact=True)
+    box.fill(value)
+    box.press("Tab")
+
+
+def quiet(seen):
+    seen.page.locator('[data-testid="stApp"][data-test-script-state="notRunning"]').wait_for()
+
+
+@pytest.mark.slow
+def test_a_run_from_the_form_to_its_adapter_beside_its_base(visit, tmp_path):
+    """The default model, the smoke preset with few short steps."""
+    workspace = tmp_path / "workspace"
+    synthetic_result(n_layers=30, n_heads=9, n_kv_heads=3).save(workspace / "results" / f"{DEFAULT}.npz")
+    with serving(workspace) as address:
+        seen = visit()
+        page = seen.page
+        page.set_default_timeout(400_000)
+        page.goto(f"{address}/{PATH}")
+        page.get_by_role("radio", name="smoke").click()
+        write(seen, "Name", "first")
+        for label, value in {"Seq len": "48", "Eval tokens": "96", "Steps": "60", "Eval every": "60", "Save every": "60"}.items():
+            write(seen, label, value)
+        write(seen, "Batch size", "0")
+        page.get_by_text("batch_size is 0: give at least 1.").first.wait_for()
+        assert page.get_by_role("button", name="Start").is_disabled()
+        write(seen, "Batch size", "1")
+        page.get_by_text("--set steps=60").or_(page.get_by_text("steps: 60")).first.wait_for()
+        quiet(seen)
+        page.screenshot(path=SHOTS / "train_form.png")
+        page.get_by_role("button", name="Start").click()
+        page.wait_for_url("**run=first**")
+        points = ".st-key-run_chart .scatterlayer .point"
+        page.locator(points).nth(3).wait_for()
+        before = page.locator(points).count()
+        page.screenshot(path=SHOTS / "train_live.png")
+        page.reload()
+        page.locator(points).nth(before).wait_for()
+        page.get_by_role("button", name="Stop and keep").click()
+        page.get_by_role("button", name="Resume from step").wait_for()
+        page.screenshot(path=SHOTS / "train_stopped.png")
+        page.get_by_role("button", name="Resume from step").click()
+        page.get_by_role("button", name="Stop and keep").wait_for()
+        page.get_by_role("button", name="Compare with its base").wait_for()
+        seen.check()
+        page.screenshot(path=SHOTS / "train_finished.png")
+        page.get_by_role("button", name="Compare with its base").click()
+        page.wait_for_url("**/head-interaction**")
+        page.locator(".st-key-heatmaps .js-plotly-plot .main-svg").first.wait_for()
+        page.get_by_text("B − A").first.wait_for()
+        page.screenshot(path=SHOTS / "train_compared.png")
+        seen.check()
