@@ -16,8 +16,10 @@ page = st.navigation(
         st.Page("pages/overview.py", title="Overview", default=True),
         st.Page("pages/interaction.py", title="Interaction", url_path="head-interaction"),
         st.Page("pages/coalitions.py", title="Coalitions", url_path="head-coalitions"),
+        st.Page("pages/game.py", title="Game", url_path="head-game"),
         st.Page("pages/hallucination.py", title="Hallucination", url_path="hallucination-rates"),
         st.Page("pages/train.py", title="Train", url_path="gamelora-train"),
+        st.Page("pages/runs.py", title="Runs", url_path="gamelora-runs"),
     ]
 )
 try:

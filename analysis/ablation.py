@@ -13,19 +13,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from scipy.stats import bootstrap
 from torch import Tensor, nn
 
-from analysis.hallucination.data import Items
 from analysis.heads import AttentionLayer, frozen, head_name, head_outputs
 from analysis.interaction import causal_loss
 from analysis.models import LoadedModel
 from analysis.progress import track
 from analysis.records import read_record, write_record
+
+if TYPE_CHECKING:  # pages read effects from here, and need no data sets
+    from analysis.hallucination.data import Items
 
 Head = tuple[int, int]  # layer and head, both counted from 0
 Means = dict[int, Tensor]  # layer index -> [n_heads, d_head]
@@ -39,15 +41,16 @@ _RESAMPLES = 2000
 # --- heads and sets of heads --------------------------------------------------------------------------------------
 
 
-def parse_heads(text: str, layers: Sequence[AttentionLayer]) -> tuple[Head, ...]:
+def parse_heads(text: str, n_heads: Mapping[int, int]) -> tuple[Head, ...]:
     """The heads that a list of names such as "L3H7,L3H8" gives, sorted, each once.
+
+    `n_heads` is layer -> number of heads, of every attention layer.
 
     Raises
     ------
     ValueError
         When a name is no head's name, or the model has no such head.
     """
-    n_heads = {layer.index: layer.n_heads for layer in layers}
     heads = set()
     for name in text.split(","):
         match = re.fullmatch(r"L(\d+)H(\d+)", name.strip())
@@ -55,7 +58,7 @@ def parse_heads(text: str, layers: Sequence[AttentionLayer]) -> tuple[Head, ...]
             raise ValueError(f"{name.strip()!r} is no head: a head is written like L3H7, several are parted by commas.")
         layer, head = int(match.group(1)), int(match.group(2))
         if head >= n_heads.get(layer, 0):
-            known = f"attention layers {', '.join(map(str, n_heads))}, with heads 0 to {layers[0].n_heads - 1}"
+            known = f"attention layers {', '.join(map(str, n_heads))}, with heads 0 to {max(n_heads.values()) - 1}"
             raise ValueError(f"there is no head {head_name(layer, head)}: this model has {known}.")
         heads.add((layer, head))
     return tuple(sorted(heads))
@@ -251,6 +254,16 @@ class Effect:
     def p_smaller(self) -> float:
         """One-sided p that a random set changes at most as much: (1 + sets as small) / (1 + sets)."""
         return (1 + int((self.random_effects <= self.effect).sum())) / (1 + len(self.random))
+
+    def in_words(self) -> str:
+        """The change with its interval, that of the random sets, both p, and the number of units."""
+        low, high = self.interval or (math.nan, math.nan)
+        random = self.random_effects
+        return (
+            f"{self.baseline:.4f} changes by {self.effect:+.4f} (95 % {low:+.4f} to {high:+.4f}), random sets by "
+            f"{random.mean():+.4f} on average ({random.min():+.4f} to {random.max():+.4f}); p as large {self.p_larger:.3f}, "
+            f"p as small {self.p_smaller:.3f}, n = {len(self.weights)}"
+        )
 
 
 def _ratio(sums: np.ndarray, weights: np.ndarray, axis: int = -1) -> float:

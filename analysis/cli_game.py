@@ -14,7 +14,6 @@ from analysis.ablation import (
     MATCHES,
     MODES,
     AblationResult,
-    Effect,
     Head,
     Scores,
     ablation_effects,
@@ -29,7 +28,7 @@ from analysis.coalitions import find_coalitions
 from analysis.corpus import TokenRows, token_rows
 from analysis.game import LOW_EFFECT, VIF_THRESHOLD, free_riders, redundant
 from analysis.game_result import BENEFITS, GameResult, play
-from analysis.gauge import gauge_check
+from analysis.gauge import ROTATIONS, gauge_check
 from analysis.hallucination.benchmarks import named
 from analysis.hallucination.data import load_items
 from analysis.head_values import HeadValues, measure_head_values
@@ -47,7 +46,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     game.add_argument("--result", type=Path, required=True, metavar="FILE.npz", help="what `interaction` wrote")
     game.add_argument("--coupling", choices=COUPLINGS, help="the result's own by default")
     game.add_argument("--benefits", choices=BENEFITS, default="equal", help="b: all 1, or each head's first-order value")
-    help_text = "measured head values: read when the file is there, else measured with the result's model and written"
+    help_text = "measured head values: read, and what the file lacks is measured with the result's model and written into it"
     game.add_argument("--values", type=Path, metavar="FILE.json", help=help_text)
     game.add_argument("--tokenizer", metavar="SOURCE", help="for measured benefits of a model without a tokenizer")
     game.add_argument("--layer", default="all", metavar="N|all")
@@ -79,7 +78,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     gauge = commands.add_parser("gauge", help="how far the couplings move when the heads' value bases are rotated")
     add_model_options(gauge)
     add_text_options(gauge)
-    gauge.add_argument("--rotations", type=int, default=8, help="random bases to try")
+    gauge.add_argument("--rotations", type=int, default=ROTATIONS, help="random bases to try")
     gauge.add_argument("--seed", type=int, default=0, help="of the rotations")
     gauge.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     gauge.set_defaults(func=run_gauge)
@@ -133,8 +132,7 @@ def _game_in_words(played: GameResult) -> str:
         words.append(f"unbounded in {len(prices) - len(bounded)} layers")
     words.append(f"{int(played.redundant.sum())} heads with VIF above {played.vif_threshold:g}")
     if played.free_riders is not None:
-        unknown = int((played.redundant & np.isnan(played.effect)).sum())
-        words.append(f"{int(played.free_riders.sum())} free riders" + (f" ({unknown} not ablated)" if unknown else ""))
+        words.append(f"{int(played.free_riders.sum())} free riders")
     return ", ".join(words)
 
 
@@ -150,15 +148,19 @@ def _layer(text: str) -> int:
 
 
 def _head_values(options: argparse.Namespace, result: InteractionResult) -> HeadValues:
+    chosen, known = _named(result, redundant(_vif(result), options.vif_threshold)), None
     if options.values is not None:
         _require_json(options.values, "--values")
         if options.values.is_file():
-            values = HeadValues.load(options.values)
-            _require_same(values.provenance, result.provenance, str(options.values))
-            return values
+            known = HeadValues.load(options.values)
+            _require_same(known.provenance, result.provenance, str(options.values))
+            chosen = known.not_ablated(chosen)
+            if not chosen:
+                return known
     loaded, text = _reopen(result, options.tokenizer)
-    chosen = _named(result, redundant(_vif(result), options.vif_threshold))
     values = measure_head_values(loaded, text, ablate=chosen)
+    if known is not None:
+        values = known.completed_by(values)
     if options.values is not None:
         values.save(options.values)
     return values
@@ -238,17 +240,7 @@ def run_ablate(options: argparse.Namespace) -> None:
     result.save(options.out)
     print(f"{options.out}: {options.mode} ablation of {', '.join(result.heads)} beside {len(sets)} random sets")
     for name, effect in effects.items():
-        print(f"{name}: {_effect_in_words(effect)}")
-
-
-def _effect_in_words(effect: Effect) -> str:
-    low, high = effect.interval or (float("nan"), float("nan"))
-    random = effect.random_effects
-    return (
-        f"{effect.baseline:.4f} changes by {effect.effect:+.4f} (95 % {low:+.4f} to {high:+.4f}), random sets by "
-        f"{random.mean():+.4f} on average ({random.min():+.4f} to {random.max():+.4f}); p as large {effect.p_larger:.3f}, "
-        f"p as small {effect.p_smaller:.3f}, n = {len(effect.weights)}"
-    )
+        print(f"{name}: {effect.in_words()}")
 
 
 def _open(options: argparse.Namespace) -> tuple[LoadedModel, TokenRows]:
@@ -258,7 +250,7 @@ def _open(options: argparse.Namespace) -> tuple[LoadedModel, TokenRows]:
 
 def _chosen_heads(options: argparse.Namespace, loaded: LoadedModel, text: TokenRows) -> tuple[Head, ...]:
     if options.heads != "free-riders" and not options.heads.startswith("coalition:"):
-        return parse_heads(options.heads, loaded.layers)
+        return parse_heads(options.heads, {layer.index: layer.n_heads for layer in loaded.layers})
     if options.result is None:
         result = measure_interaction(loaded, text, options.batch_size, options.coupling)
     else:

@@ -53,12 +53,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Curve:
-    """One checkpoint's values over layers or ranks; `x` and `y` are [n]."""
+    """One checkpoint's values over layers or ranks; `x` and `y` are [n], `band` is lowest and highest value, two of [n]."""
 
     name: str
     x: np.ndarray
     y: np.ndarray
     color: str
+    band: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def head_names(layer: int, n_heads: int) -> list[str]:

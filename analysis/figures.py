@@ -23,12 +23,16 @@ def gamma_by_layer(
 
     Parameters
     ----------
-    curves : `x` true layer indices, `y` Gamma.
+    curves : `x` true layer indices, `y` Gamma, `band` its range over the heads' value bases, drawn behind the curves.
     selected : layer to mark with a line.
     normalized : `y` is Gamma / sqrt(H (H - 1)); changes the axis title only.
     """
     figure = go.Figure()
     for curve in curves:
+        if curve.band is not None:
+            _add_band(figure, curve)
+    for curve in curves:
+        moved = curve.band is not None
         figure.add_scatter(
             x=curve.x,
             y=curve.y,
@@ -38,7 +42,9 @@ def gamma_by_layer(
             marker={"size": 8, "color": curve.color},
             selected={"marker": {"opacity": 1}},
             unselected={"marker": {"opacity": 1}},
-            hovertemplate="layer %{x}: Gamma %{y:.3g}",
+            customdata=np.column_stack(curve.band).tolist() if moved else None,
+            hovertemplate="layer %{x}: Gamma %{y:.3g}"
+            + (", %{customdata[0]:.3g} to %{customdata[1]:.3g} over value bases" if moved else ""),
         )
     if selected is not None:
         figure.add_vline(x=selected, line={"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}, layer="below")
@@ -49,6 +55,21 @@ def gamma_by_layer(
         title="layer", range=[span.min() - 0.5, span.max() + 0.5], fixedrange=True, tickformat="d", showgrid=False
     )
     return calm(figure, height=height, legend=len(curves) > 1)
+
+
+def _add_band(figure: go.Figure, curve: Curve) -> None:
+    """The range that a curve's values move in, as a surface of its colour without a legend entry."""
+    low, high = curve.band
+    figure.add_scatter(
+        x=np.concatenate([curve.x, curve.x[::-1]]),
+        y=np.concatenate([high, low[::-1]]),
+        fill="toself",
+        mode="lines",
+        line={"width": 0, "color": curve.color},
+        opacity=0.5,
+        hoverinfo="skip",
+        showlegend=False,
+    )
 
 
 def layer_heatmaps(panels: Sequence[Panel], limit: float) -> go.Figure:

@@ -14,15 +14,15 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from analysis.ablation import Effect
-from analysis.figure_data import NEUTRAL_COLOR, head_names
-from analysis.figures import calm, escaped
+from analysis.figure_data import NEUTRAL_COLOR, Panel, head_names
+from analysis.figures import calm, escaped, layer_heatmaps
 from analysis.game import HeadGame, Price, best_responses
 from analysis.game_result import GameResult
 
-_STEP = 0.3  # of a best response, so that the way is seen and not only its end
+STEP = 0.3  # of a best response, so that the way is seen and not only its end
 _ARRIVED = 0.01  # of the largest effort: from here on a path looks flat
 _FEWEST_ROUNDS, _MOST_ROUNDS = 8, 100
-_PRICES: tuple[tuple[str, str, Callable[[HeadGame], Price]], ...] = (
+PRICES: tuple[tuple[str, str, Callable[[HeadGame], Price]], ...] = (
     ("price of anarchy", "solid", lambda game: game.price_of_anarchy),
     ("worst case over benefits", "dash", lambda game: game.worst_case),
     ("bound by Γ", "dot", lambda game: game.gamma_bound),
@@ -44,11 +44,11 @@ def prices_by_layer(series: Sequence[Series], selected: int | None = None) -> go
     A click gives the layer in `x`. `selected` marks a layer with a line.
     """
     figure = go.Figure()
-    every = [price(game).value for part in series for game in part.result.games for _, _, price in _PRICES]
+    every = [price(game).value for part in series for game in part.result.games for _, _, price in PRICES]
     edge = 1.15 * max([value for value in every if np.isfinite(value)], default=1.0)
     for part in series:
         layers = np.asarray(part.result.layers)
-        for label, dash, price in _PRICES:
+        for label, dash, price in PRICES:
             prices = [price(game) for game in part.result.games]
             bounded = np.array([each.bounded for each in prices])
             figure.add_scatter(
@@ -83,8 +83,8 @@ def two_dynamics(game: HeadGame, layer: int, color: str) -> go.Figure:
     Heads start at no effort and move part of the way to their best response, in turn. Circles mark the optimum, the dotted
     line its welfare; both are left out when welfare has no maximum.
     """
-    paths = [best_responses(game, priced, _STEP) for priced in (False, True)]
-    rounds = _rounds_to_show(paths)
+    paths = [best_responses(game, priced, STEP) for priced in (False, True)]
+    rounds = rounds_to_show(paths)
     titles = ("implicit game: ends at x = b", "priced game: ends at the optimum" if paths[1].settled else "priced game: no end")
     figure = make_subplots(
         2, 2, subplot_titles=titles, shared_xaxes=True, shared_yaxes="rows", row_heights=[0.6, 0.4], vertical_spacing=0.08
@@ -133,7 +133,7 @@ def two_dynamics(game: HeadGame, layer: int, color: str) -> go.Figure:
     return calm(figure, height=420, top=40)
 
 
-def _rounds_to_show(paths: Sequence) -> int:
+def rounds_to_show(paths: Sequence) -> int:
     """Rounds until every path looks flat, within what a reader takes in."""
     needed = 0
     for path in paths:
@@ -188,6 +188,36 @@ def charges_and_vif(series: Sequence[Series], layer: int, selected: int | None =
     figure.update_yaxes(fixedrange=True, nticks=5, rangemode="tozero")
     figure.update_layout(barmode="group")
     return calm(figure, height=420, legend=len(series) > 1, top=40)
+
+
+def heatmaps_with_head(panels: Sequence[Panel], limit: float, selected: int | None = None) -> go.Figure:
+    """G of one layer, as `layer_heatmaps`, with the row of the selected head framed. A click gives the row's head in
+    `customdata`.
+    """
+    figure = layer_heatmaps(panels, limit)
+    frames = []
+    for column, panel in enumerate(panels, start=1):
+        heads = len(panel.names)
+        rows, columns = (index.ravel() for index in np.indices((heads, heads)))
+        figure.add_scatter(
+            x=[panel.names[head] for head in columns],
+            y=[panel.names[head] for head in rows],
+            customdata=rows.tolist(),
+            text=[f"{value:.3g}" for value in panel.matrix.ravel()],
+            mode="markers",
+            marker={"symbol": "square", "size": 14, "opacity": 0},
+            selected={"marker": {"opacity": 0}},
+            unselected={"marker": {"opacity": 0}},
+            hovertemplate="%{y} and %{x}: %{text}<extra></extra>",
+            showlegend=False,
+            row=1,
+            col=column,
+        )
+        if selected is not None and selected < heads:
+            anchor = "x" if column == 1 else f"x{column}"
+            edge = {"xref": anchor, "yref": anchor.replace("x", "y"), "line": {"color": panel.color, "width": 2}}
+            frames.append({"type": "rect", "x0": -0.5, "x1": heads - 0.5, "y0": selected - 0.5, "y1": selected + 0.5, **edge})
+    return figure.update_layout(shapes=[*figure.layout.shapes, *frames])
 
 
 def redundant_by_layer(series: Sequence[Series]) -> go.Figure:

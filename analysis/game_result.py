@@ -10,17 +10,19 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis.game import LOW_EFFECT, VIF_THRESHOLD, HeadGame, free_riders, redundant
 from analysis.heads import head_name
-from analysis.records import write_record
+from analysis.records import record_text
 from analysis.results import InteractionResult
+from analysis.workspace import atomic_write
 
 BENEFITS = ("equal", "measured")
 
 
-def play(result: InteractionResult, benefits: np.ndarray | None = None) -> list[HeadGame]:
-    """The game of every layer of a measurement, in its order.
+def play(result: InteractionResult, benefits: np.ndarray | None = None, rows: Sequence[int] | None = None) -> list[HeadGame]:
+    """The game of every layer of a measurement, in its order, or of the layers in some of its `rows`.
 
     `benefits` is [layers, n_heads], such as `HeadValues.first_order`; equal benefits of 1 by default.
     """
@@ -32,11 +34,11 @@ def play(result: InteractionResult, benefits: np.ndarray | None = None) -> list[
             f"{(result.n_layers, result.n_heads)}: measure both on the same model and layers."
         )
     games = []
-    for row, layer in enumerate(result.layers):
+    for row in range(result.n_layers) if rows is None else rows:
         try:
             games.append(HeadGame(result.G[row], benefits[row]))
         except ValueError as error:
-            raise ValueError(f"layer {layer}: {error}") from error
+            raise ValueError(f"layer {result.layers[row]}: {error}") from error
     return games
 
 
@@ -82,8 +84,37 @@ class GameResult:
         """The names of the heads that a [layers, n_heads] mask chooses."""
         return [head_name(int(self.layers[row]), int(head)) for row, head in np.argwhere(chosen)]
 
+    @property
+    def not_ablated(self) -> np.ndarray:
+        """Redundant heads whose ablation effect is not known, bool [layers, n_heads]."""
+        return self.redundant if self.effect is None else self.redundant & np.isnan(self.effect)
+
+    def table(self) -> pd.DataFrame:
+        """A row a head, all digits: layer, head (L3H7), benefit, effort at the optimum, charge, vif, marginal_charge (log VIF),
+        effect, redundant, free_rider; NaN where there is no optimum or no effect is known.
+        """
+        effect = np.full(self.vif.shape, np.nan) if self.effect is None else self.effect
+        blank = np.full(self.vif.shape[1], np.nan)
+        columns = {
+            "layer": np.repeat(np.asarray(self.layers), self.vif.shape[1]),
+            "head": self.names(np.ones_like(self.vif, dtype=bool)),
+            "benefit": np.concatenate([game.benefits for game in self.games]),
+            "effort_at_optimum": np.concatenate([blank if game.optimum is None else game.optimum for game in self.games]),
+            "charge": np.concatenate([blank if game.charges is None else game.charges for game in self.games]),
+            "vif": self.vif.ravel(),
+            "marginal_charge": np.log(self.vif).ravel(),
+            "effect": effect.ravel(),
+            "redundant": self.redundant.ravel(),
+            "free_rider": np.zeros(effect.size, dtype=bool) if self.free_riders is None else self.free_riders.ravel(),
+        }
+        return pd.DataFrame(columns)
+
     def save(self, path: str | PathLike) -> None:
-        """Write the JSON: one entry a layer, arrays by head. "unbounded" with its reason where a price has no bound."""
+        """Write `text` to a file, whole or not at all."""
+        atomic_write(path, self.text())
+
+    def text(self) -> str:
+        """The JSON: one entry a layer, arrays by head. "unbounded" with its reason where a price has no bound."""
         record = {
             "benefits": self.benefits,
             "vif_threshold": self.vif_threshold,
@@ -93,7 +124,7 @@ class GameResult:
             "layers": [self._layer_record(row) for row in range(len(self.layers))],
             "provenance": self.provenance,
         }
-        write_record(path, "game", record)
+        return record_text("game", record)
 
     def _layer_record(self, row: int) -> dict[str, Any]:
         game, layer = self.games[row], int(self.layers[row])

@@ -48,6 +48,7 @@ VALUE_PROJECTION = {
     "Lfm2Attention": ("v_proj", _LAST),
 }
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ROTATIONS = 8
 _NOISE_LEVEL = 0.95
 
 
@@ -175,6 +176,11 @@ class GaugeMoves:
         return every.min(axis=0), every.max(axis=0)
 
     @property
+    def level(self) -> np.ndarray:
+        """Mean |G_ij| that the choice of basis alone gives a pair whose G scatters around 0, [layers, n_heads, n_heads]."""
+        return (2 / np.pi) ** 0.5 * self.noise
+
+    @property
     def noise_floor(self) -> np.ndarray:
         """Half-width of the 95 % interval for G in one more random basis (Student's t), [layers, n_heads, n_heads].
 
@@ -218,7 +224,9 @@ class GaugeResult:
         return GaugeResult(np.array(record["layers"]), couplings, record["logits"], record["provenance"])
 
 
-def gauge_check(loaded: LoadedModel, text: TokenRows, batch_size: int = 8, rotations: int = 8, seed: int = 0) -> GaugeResult:
+def gauge_check(
+    loaded: LoadedModel, text: TokenRows, batch_size: int = 8, rotations: int = ROTATIONS, seed: int = 0
+) -> GaugeResult:
     """Measure both couplings as the model stands and under random rotations of all value bases.
 
     One forward and backward pass over the text for each of `rotations` + 1 bases. The model comes back bit for bit.

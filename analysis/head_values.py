@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -39,6 +39,15 @@ class HeadValues:
     first_order: np.ndarray
     effect: np.ndarray
     provenance: dict[str, Any]
+
+    def not_ablated(self, heads: Sequence[Head]) -> list[Head]:
+        """Those of the heads whose effect is not known."""
+        row_of = {int(layer): row for row, layer in enumerate(self.layers)}
+        return [(layer, head) for layer, head in heads if np.isnan(self.effect[row_of[layer], head])]
+
+    def completed_by(self, other: HeadValues) -> HeadValues:
+        """With the effects that `other`, of the same model and text, knows and this one does not."""
+        return replace(self, effect=np.where(np.isnan(self.effect), other.effect, self.effect))
 
     def save(self, path: str | PathLike) -> None:
         """Write the JSON."""

@@ -56,7 +56,7 @@ def heatmap_figure(panels: Sequence[Panel], limit: float, label: str = "G") -> F
         ticks = tick_positions(len(panel.names))
         axes.set_xticks(ticks, [panel.names[tick] for tick in ticks], rotation=90, fontsize=6)
         axes.set_yticks(ticks, [panel.names[tick] for tick in ticks], fontsize=6)
-        axes.set_title(_plain(panel.title), fontsize=8, color=panel.color)
+        axes.set_title(literal(panel.title), fontsize=8, color=panel.color)
         axes.tick_params(length=0)
         axes.spines[:].set(color="0.8", linewidth=0.4)
     color_bar(figure, image, many.tolist(), limit, label)
@@ -108,8 +108,10 @@ def one_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     for curve, style, marker in zip(curves, ("-", "--"), ("o", "s"), strict=False):
+        if curve.band is not None:
+            axes.fill_between(curve.x, *curve.band, color=curve.color, alpha=0.25, linewidth=0)
         axes.plot(
-            curve.x, curve.y, style, color=curve.color, label=_plain(curve.name), marker=marker, markersize=2.5, linewidth=1
+            curve.x, curve.y, style, color=curve.color, label=literal(curve.name), marker=marker, markersize=2.5, linewidth=1
         )
     axes.xaxis.get_major_locator().set_params(integer=True)
     if len(curves) > 1:
@@ -120,9 +122,10 @@ def color_bar(figure: Figure, image, axes: list[Axes], limit: float, label: str)
     """The bar of a symmetric scale: its two ends and 0."""
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.02, ticks=[-limit, 0, limit])
     bar.ax.set_yticklabels([f"{-limit:.3g}", "0", f"{limit:.3g}"], fontsize=6)
-    bar.set_label(_plain(label), fontsize=7)
+    bar.set_label(literal(label), fontsize=7)
     bar.outline.set_visible(False)
 
 
-def _plain(text: str) -> str:
+def literal(text: str) -> str:
+    """Text that Matplotlib shows as it is: a name may hold a dollar sign."""
     return text.replace("$", r"\$")

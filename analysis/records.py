@@ -34,10 +34,15 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write_record(path: str | PathLike, kind: str, record: dict[str, Any]) -> None:
-    """Write a record of the kind `kind`, whole or not at all. Same record, same bytes."""
+def record_text(kind: str, record: dict[str, Any]) -> str:
+    """The file of a record of the kind `kind`. Same record, same text."""
     document = {"kind": kind, "format": FORMAT, **plain(record)}
-    atomic_write(path, json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    return json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def write_record(path: str | PathLike, kind: str, record: dict[str, Any]) -> None:
+    """Write a record of the kind `kind`, whole or not at all."""
+    atomic_write(path, record_text(kind, record))
 
 
 def read_record(path: str | PathLike, kind: str) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from analysis.heads import head_name, kv_groups
 from analysis.results import InteractionResult
 
 
-def pair_table(result: InteractionResult, layer: int | None = None) -> pd.DataFrame:
+def pair_table(result: InteractionResult, layer: int | None = None, floor: np.ndarray | None = None) -> pd.DataFrame:
     """Every pair of different heads of a layer, or of all layers, by falling |G|; no row when a layer has one head.
 
     Columns: layer, head_i, head_j (L3H7), omega, rho, G, same_kv_group, inactive (one of the two heads has no output
-    weight or no gradient, so that its couplings are 0). Ties keep the order of the heads.
+    weight or no gradient, so that its couplings are 0). Ties keep the order of the heads. With `floor`, the noise floor of
+    every pair of every layer, [layers, heads, heads] (`GaugeMoves.noise_floor`), also noise_floor and in_noise (|G| is not
+    above it).
 
     Raises
     ------
@@ -42,6 +44,9 @@ def pair_table(result: InteractionResult, layer: int | None = None) -> pd.DataFr
             "inactive": (flagged[:, first] | flagged[:, second]).ravel(),
         }
     )
+    if floor is not None:
+        table["noise_floor"] = floor[rows][:, first, second].ravel()
+        table["in_noise"] = table["G"].abs() <= table["noise_floor"]
     return table.sort_values("G", key=np.abs, ascending=False, kind="stable", ignore_index=True)
 
 

@@ -6,15 +6,21 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import streamlit as st
 
+from analysis.ablation import AblationResult
+from analysis.gauge import GaugeResult
+from analysis.head_values import HeadValues
 from analysis.results import InteractionResult
-from analysis.workspace import workspace_dir
+from analysis.workspace import workspace_dir, workspace_root
+from gamelora.checkpoint_sources import CheckpointSource
 from gamelora.jobs import Job
-from gamelora.measurement_jobs import latest_jobs
+from gamelora.measurement_jobs import MeasurementRequest, latest_jobs
+from gamelora.run_table import selectable
+from gamelora.runs import Run, run_names
 
 _CARD = ("name", "source", "architecture", "n_heads", "n_kv_heads", "d_head", "d_model", "dtype", "sha256", "parameters")
 
@@ -28,12 +34,14 @@ class Measurement:
     name : in the pickers and in the link: the file's name, or its path when it lies outside the workspace.
     path, provenance : of the result, None when there is none.
     job : its newest job, if any.
+    request : makes the result, for a checkpoint of a run, on the sidebar's text; None for a result by its own name.
     """
 
     name: str
     path: Path | None = None
     provenance: dict[str, Any] | None = None
     job: Job | None = None
+    request: MeasurementRequest | None = None
 
     @property
     def of_default_model(self) -> bool:
@@ -74,6 +82,50 @@ def measurements(folder: str) -> tuple[dict[str, Measurement], list[str]]:
     return found, notices
 
 
+def run_measurements(found: dict[str, Measurement], text: str, tokens: int) -> dict[str, Measurement]:
+    """The adapters and saved steps of all runs by name, each with its result on that text and tokens if `found` has it.
+
+    A result of an adapter that has been trained anew since does not count. Runs that cannot be read are left out; the Runs
+    page says why.
+    """
+    jobs, entries = latest_jobs(), {}
+    for name in run_names():
+        for source in _checkpoints_of(name):
+            request = request_of(source, text, tokens)
+            measured = found.get(request.name)
+            known = measured.provenance if measured and measured.provenance and source.made(measured.provenance) else None
+            job = jobs.get(request.name)
+            unfinished = job if job and job.state != "done" else None
+            path = measured.path if known else None
+            entries[source.title] = Measurement(source.title, path, known, unfinished, request)
+    return entries
+
+
+def request_of(source: CheckpointSource, text: str, tokens: int) -> MeasurementRequest:
+    """What measures a checkpoint on a text."""
+    return MeasurementRequest(source.source, source.revision, source.adapter, text, tokens, source.dtype)
+
+
+def _checkpoints_of(name: str) -> list[CheckpointSource]:
+    folder = workspace_root() / "runs" / name
+    times = []
+    for part in ("config.yaml", "checkpoints", "adapter"):  # a folder's time changes when a checkpoint comes or goes
+        try:
+            times.append((folder / part).stat().st_mtime_ns)
+        except OSError:
+            times.append(0)
+    return _read_checkpoints(str(folder), tuple(times))
+
+
+@st.cache_data(max_entries=1000, show_spinner=False)
+def _read_checkpoints(folder: str, times: tuple[int, ...]) -> list[CheckpointSource]:
+    try:
+        run = Run.open(Path(folder).name)
+        return selectable(run, run.config())
+    except (ValueError, OSError):
+        return []
+
+
 @st.cache_data(max_entries=2000, show_spinner=False)
 def _provenance(path: str, mtime_ns: int, size: int) -> dict[str, Any] | str:
     """A result's provenance, or the sentence that says why it cannot be shown."""
@@ -89,6 +141,28 @@ def _provenance(path: str, mtime_ns: int, size: int) -> dict[str, Any] | str:
 @st.cache_resource(max_entries=8, show_spinner=False)
 def _load(path: str, mtime_ns: int, size: int) -> InteractionResult:
     return InteractionResult.load(path)
+
+
+Record = TypeVar("Record", GaugeResult, HeadValues, AblationResult)
+
+
+def read_file(kind: type[Record], path: Path) -> Record | None:
+    """A gauge check, head values or a causal check as its file stands; None when there is no such file.
+
+    Raises
+    ------
+    ValueError
+        When the file is damaged.
+    """
+    if not path.is_file():
+        return None
+    stat = path.stat()
+    return _read_file(kind, str(path), stat.st_mtime_ns, stat.st_size)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _read_file(kind: type[Record], path: str, mtime_ns: int, size: int) -> Record:
+    return kind.load(path)
 
 
 @st.cache_data(ttl=10, show_spinner=False)

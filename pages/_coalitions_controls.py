@@ -8,7 +8,7 @@ import streamlit as st
 from analysis.spectral import AFFINITIES
 from pages._coalitions_data import Settings
 from pages._sides import Side
-from pages._widgets import linked, plain
+from pages._widgets import linked_or_said, plain
 
 SCOPES = {"all": "all heads", "kv": "within kv groups"}
 THRESHOLDS = (0.0, *(float(f"{digit}e-{power}") for power in (4, 3, 2, 1) for digit in (1, 2, 3, 5, 7)), 1.0)
@@ -18,14 +18,14 @@ _EDGES_A_HEAD = 2  # at most, in the graph of a first visit
 def controls(sides: list[Side]) -> tuple[Side, int, Settings]:
     """Whose coalitions, of which layer, found how."""
     labels = [side.label for side in sides]
-    _linked("of", labels, labels[0])
+    linked_or_said("of", labels, labels[0])
     side = sides[labels.index(st.session_state["of"])]
     result, layers = side.result, sorted({int(layer) for one in sides for layer in one.result.layers})
-    _linked("layer", layers, int(result.layers[result.gamma.argmax()]))
-    _linked("k", ["auto", *range(1, result.n_heads + 1)], "auto")
-    _linked("affinity", AFFINITIES, "positive")
+    linked_or_said("layer", layers, int(result.layers[result.gamma.argmax()]))
+    linked_or_said("k", ["auto", *range(1, result.n_heads + 1)], "auto")
+    linked_or_said("affinity", AFFINITIES, "positive")
     shared = 1 < result.n_kv_heads < result.n_heads
-    _linked("scope", list(SCOPES) if shared else ["all"], "all")
+    linked_or_said("scope", list(SCOPES) if shared else ["all"], "all")
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         if len(sides) > 1:
             st.segmented_control("Coalitions of", labels, key="of", required=True, persist_state="session")
@@ -59,15 +59,6 @@ def controls(sides: list[Side]) -> tuple[Side, int, Settings]:
             )
     state = st.session_state
     return side, state["layer"], Settings(None if state["k"] == "auto" else state["k"], state["affinity"], state["scope"] == "kv")
-
-
-def _linked(key: str, options: list, default: object) -> None:
-    """`linked`, and a word when the link asks for what is not there."""
-    wanted = st.query_params.get(key)
-    if wanted and key not in st.session_state and wanted not in map(str, options):
-        some = f"{options[0]} to {options[-1]}" if len(options) > 1 else str(options[0])
-        st.warning(f"The link asks for {key} {plain(wanted)}; there is {plain(some)}. Shown is {plain(default)}.")
-    linked(key, options, default)
 
 
 def chosen_threshold(G: np.ndarray) -> float:

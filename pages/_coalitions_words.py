@@ -69,8 +69,17 @@ def _kv_detail(screen: Screen) -> str:
     kv = screen.entry.kv
     inside = "" if math.isnan(kv.inside) else f"|G| {kv.inside:.3g} inside"
     between = "" if math.isnan(kv.between) else f"{kv.between:.3g} between"
-    noise = f"gauge noise {kv.noise:.2g}" if screen.side.result.coupling == "paper" and between else ""
+    noise = _gauge_noise(screen) if screen.side.result.coupling == "paper" and between else ""
     return plain(", ".join(part for part in (inside, between, noise) if part))
+
+
+def _gauge_noise(screen: Screen) -> str:
+    """Mean |G| between kv groups that the choice of value bases alone gives: from the gauge check, else from theory."""
+    gauge, groups = screen.side.gauge, screen.entry.kv.groups
+    if gauge is None:
+        return f"gauge noise {screen.entry.kv.noise:.2g}, expected"
+    level = gauge.level[screen.side.result.row_of(screen.layer)][groups[:, None] != groups].mean()
+    return f"gauge noise {level:.2g}, measured"
 
 
 def strip(screen: Screen) -> None:
@@ -105,5 +114,7 @@ def carried_by(screen: Screen) -> str:
     pairs = f"n = {len(compared.tested)} layers of {heads * (heads - 1) // 2:,} pairs of heads"
     return (
         f"Coalitions of {screen.side.label}, {compared.coupling} coupling; {pairs}; one-sided p from "
-        f"{compared.permutations:,} permutations of the heads over the coalitions."
+        f"{compared.permutations:,} permutations of the heads over the coalitions. What was found in "
+        f"{screen.side.label} is strongest there: part of a difference inside is that choice, which no permutation takes out. "
+        "Trust what the coalitions of both show."
     )

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
 
 from analysis import figures, paper_figures
-from analysis.figure_data import Curve, Panel, symmetric_limit
+from analysis.figure_data import NEUTRAL_COLOR, Curve, Panel, symmetric_limit
 from analysis.results import InteractionResult
 from analysis.tables import matrices_csv, matrices_npz, pair_table
 from pages._sides import Side
@@ -53,13 +55,14 @@ def pairs(screen: Screen) -> None:
     if scope == "this layer" and side.label not in screen.panels:
         st.info(f"{plain(side.name)} has no attention layer {screen.layer}.")
         return
-    table = pair_table(side.result, screen.layer if scope == "this layer" else None)
+    gauge = side.gauge
+    table = pair_table(side.result, screen.layer if scope == "this layer" else None, gauge and gauge.noise_floor)
     if table.empty:
         st.info(f"{plain(side.name)} has one head a layer, so there is no pair of heads.")
         return
     number = partial(st.column_config.NumberColumn, format="%.3g")
     st.dataframe(
-        table.head(_PAIRS_SHOWN),
+        _greyed(table.head(_PAIRS_SHOWN)),
         key="pairs_table",
         hide_index=True,
         height=380,
@@ -74,11 +77,16 @@ def pairs(screen: Screen) -> None:
             "inactive": st.column_config.CheckboxColumn(
                 "Inactive head", help="No output weight or no gradient: couplings are 0."
             ),
+            "noise_floor": number("Noise floor", help="Half of the 95 % interval of G over random value bases (gauge check)."),
+            "in_noise": None,
         },
         alt="Pairs of heads by falling |G|",
     )
     listed = f"The first {_PAIRS_SHOWN:,} of" if len(table) > _PAIRS_SHOWN else "All"
     st.caption(f"{listed} {len(table):,} pairs by falling |G|; click a column to sort by it. The download has all.")
+    if gauge is not None:
+        inside = f"{int(table['in_noise'].sum()):,} of {len(table):,} pairs are grey"
+        st.caption(f"{inside}: their |G| is inside the noise floor, no more than the choice of value bases alone moves it by.")
     st.download_button(
         "All pairs as CSV",
         lambda: table.to_csv(index=False).encode(),
@@ -87,6 +95,14 @@ def pairs(screen: Screen) -> None:
         key="pairs_csv",
         on_click="ignore",
     )
+
+
+def _greyed(table: pd.DataFrame) -> pd.DataFrame | Styler:
+    """With the pairs inside the noise floor in grey, where there is one."""
+    if "in_noise" not in table:
+        return table
+    style = f"color: {NEUTRAL_COLOR}; opacity: 0.6"
+    return table.style.apply(lambda row: [style if row["in_noise"] else ""] * len(row), axis=1)
 
 
 def all_layers(screen: Screen) -> None:

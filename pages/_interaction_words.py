@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import streamlit as st
-
 from analysis.figure_data import head_names
 from analysis.tables import pair_table
 from pages._interaction_tabs import MATRICES, Screen
 from pages._sides import Side
-from pages._widgets import three_digits
+from pages._widgets import numbers_row, three_digits
 
 _HELP = (
     r"Interaction strength $\Gamma(G) = \|G - I\|_F$, mean over layers; below, its range. 0: no head is coupled to another.",
@@ -20,17 +18,7 @@ _HELP = (
 
 def four_numbers(sides: list[Side]) -> None:
     """Mean Gamma, strongest layer, strongest pair and tokens of A, those of B below them."""
-    told = [_numbers(side) for side in sides]
-    for position, column in enumerate(st.columns(4)):
-        label, value, detail = told[0][position]
-        with column.container(gap="xxsmall"):
-            st.metric(label, value, help=_HELP[position])
-            if len(told) == 1:
-                st.caption(detail)
-            else:
-                _, other, its_detail = told[1][position]
-                first = f":small[:blue[**{sides[0].label}**] :gray[{detail}]]"
-                st.markdown(f"{first}  \n:small[:orange[**{sides[1].label} {other}**] :gray[{its_detail}]]")
+    numbers_row({side.label: _numbers(side) for side in sides}, _HELP)
 
 
 def _numbers(side: Side) -> list[tuple[str, str, str]]:

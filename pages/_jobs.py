@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from gamelora import jobs
+from gamelora.game_jobs import GameJob
 from gamelora.jobs import Job
 from gamelora.measurement_jobs import MeasurementRequest, start_again
 from pages._cache import Measurement
@@ -44,6 +45,30 @@ def _line(job: Job) -> None:
         st.caption(f"{plain(job.title)}: {job.state}", help=plain(job.error) if job.error else None)
 
 
+def game_panel(work: GameJob, label: str, words: str, verb: str, cost: str) -> None:
+    """What is shown for a result of the head game that is not there: what it is, computing, or failed; each with one next step.
+
+    Parameters
+    ----------
+    label : ends the keys of the panel's widgets.
+    words : one sentence on what is not known yet.
+    verb : on the button.
+    cost : what it takes, said while it is not running.
+    """
+    job = work.latest()
+    with st.container(border=True, key=f"panel_{label}"):
+        if job is not None and job.live:
+            st.fragment(run_every=_TICK_SECONDS)(_progress)(job.id, label, job.title)
+        elif job is not None and job.state == "failed" and job.argv[2:] == work.arguments:
+            _failed(job, label, f"{job.title} failed")
+        else:
+            with st.container(horizontal=True, vertical_alignment="center"):
+                st.markdown(f"{plain(words)} :small[:gray[{plain(cost)}]]", width="stretch")
+                if st.button(verb, key=f"start_{label}"):
+                    work.start()
+                    st.rerun()
+
+
 def measurement_panel(measurement: Measurement, request: MeasurementRequest, label: str) -> None:
     """What is shown for a measurement without a result: not computed, computing, or failed; each with its one next step.
 
@@ -63,13 +88,13 @@ def measurement_panel(measurement: Measurement, request: MeasurementRequest, lab
                     jobs.remove(job.id)
                     st.rerun()
         elif job.state == "failed":
-            _failed(job, label)
+            _failed(job, label, f"{label}, {job.title}: the measurement failed")
         else:
-            st.fragment(run_every=_TICK_SECONDS)(_progress)(job.id, label)
+            st.fragment(run_every=_TICK_SECONDS)(_progress)(job.id, label, f"{label}, {job.title}")
 
 
-def _failed(job: Job, label: str) -> None:
-    st.error(f"{label}, {plain(job.title)}: the measurement failed. {plain(job.error)}")
+def _failed(job: Job, label: str, what: str) -> None:
+    st.error(f"{plain(what)}. {plain(job.error)}")
     with st.container(horizontal=True):
         if st.button("Try again", type="primary", key=f"retry_{label}"):
             start_again(job)
@@ -81,10 +106,10 @@ def _failed(job: Job, label: str) -> None:
     st.code(jobs.log_tail(job.id, lines=15) or "The log is empty.", language=None, wrap_lines=True)
 
 
-def _progress(job_id: str, label: str) -> None:
+def _progress(job_id: str, label: str, title: str) -> None:
     """The sidebar's list reruns the page when the job ends; this only draws."""
     job = jobs.get(job_id)
-    st.markdown(f"**{label}, {plain(job.title)}**")
+    st.markdown(f"**{plain(title)}**")
     progress = job.progress
     stage = "waiting for its turn" if job.state == "queued" else "stopping" if job.stopping else progress.stage or "starting"
     counted = f", {progress.done:,.0f} of {progress.total:,.0f} {progress.unit}" if progress.total else ""

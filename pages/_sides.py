@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import streamlit as st
 
 from analysis.figure_data import A_COLOR, B_COLOR, Curve
+from analysis.gauge import GaugeMoves, GaugeResult
 from analysis.results import InteractionResult
+from gamelora.game_jobs import gauge_job
 from gamelora.measurement_jobs import MeasurementRequest, request_like, text_name
-from pages._cache import Measurement
+from pages._cache import Measurement, read_file
 from pages._frame import View
 from pages._jobs import measurement_panel
 from pages._widgets import checkpoint_name, choose, measured_on, plain
@@ -33,6 +35,15 @@ class Side:
         """The colour of all that belongs to it."""
         return A_COLOR if self.label == "A" else B_COLOR
 
+    @property
+    def gauge(self) -> GaugeMoves | None:
+        """How its coupling moves with the heads' value bases alone; None while that was not measured on its text."""
+        known = self.measurement.provenance
+        if "source" not in known["text"] or self.result.gradient != "token":
+            return None
+        found = read_file(GaugeResult, gauge_job(known).path)
+        return found and found.couplings[self.result.coupling]
+
 
 def ready_sides(view: View) -> list[Side]:
     """The sides that have a result, seen through the chosen coupling.
@@ -43,7 +54,7 @@ def ready_sides(view: View) -> list[Side]:
     sides = []
     for label, one in [("A", view.a)] + ([("B", view.b)] if view.b else []):
         if one.path is None:
-            measurement_panel(one, view.default, label)
+            measurement_panel(one, one.request or view.default, label)
             continue
         _stale_notice(label, one, view.default)
         result = one.load()
@@ -56,12 +67,18 @@ def ready_sides(view: View) -> list[Side]:
 
 
 def gamma_curves(sides: list[Side]) -> tuple[list[Curve], bool]:
-    """Gamma by layer of each side, and whether it is normalized: it is when the sides have different numbers of heads."""
+    """Gamma by layer of each side with its gauge band where known, and whether all is normalized.
+
+    It is when the sides have different numbers of heads.
+    """
     normalized = len({side.result.n_heads for side in sides}) > 1
     curves = []
     for side in sides:
-        values = side.result.gamma_normalized if normalized else side.result.gamma
-        curves.append(Curve(side.name, side.result.layers, values, side.color))
+        result, gauge = side.result, side.gauge
+        values = result.gamma_normalized if normalized else result.gamma
+        scale = max(result.n_heads * (result.n_heads - 1), 1) ** -0.5 if normalized else 1.0
+        band = gauge and tuple(edge * scale for edge in gauge.band)
+        curves.append(Curve(side.name, result.layers, values, side.color, band))
     return curves, normalized
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
+from analysis.models import adapter_name
 from gamelora.measurement_jobs import MeasurementRequest, text_name
 
 
@@ -32,6 +32,15 @@ def linked(key: str, options: Sequence[Any], default: Any) -> None:
         st.query_params[key] = str(value)
 
 
+def linked_or_said(key: str, options: Sequence[Any], default: Any) -> None:
+    """`linked`, and a word when the link asks for what is not there."""
+    wanted = st.query_params.get(key)
+    if wanted and key not in st.session_state and wanted not in map(str, options):
+        some = f"{options[0]} to {options[-1]}" if len(options) > 1 else str(options[0])
+        st.warning(f"The link asks for {key} {plain(wanted)}; there is {plain(some)}. Shown is {plain(default)}.")
+    linked(key, options, default)
+
+
 def choose(key: str, request: MeasurementRequest) -> None:
     """Show that request's measurement as `a` or `b`; start it when there is none."""
     if not request.path.is_file():
@@ -53,10 +62,31 @@ def header(title: str, sentence: str) -> None:
     st.markdown(f":gray[{sentence}]")
 
 
+def numbers_row(told: dict[str, list[tuple[str, str, str]]], helps: Sequence[str]) -> None:
+    """Numbers of A side by side, those of B in small below them.
+
+    Parameters
+    ----------
+    told : "A" or "B" -> (label, value, detail) of each number.
+    helps : of each number, on hover.
+    """
+    first, *others = told
+    for position, column in enumerate(st.columns(len(helps))):
+        label, value, detail = told[first][position]
+        with column.container(gap="xxsmall"):
+            st.metric(label, value, help=helps[position])
+            if not others:
+                st.caption(detail)
+                continue
+            _, other, its_detail = told[others[0]][position]
+            below = f":small[:orange[**{others[0]} {other}**] :gray[{its_detail}]]"
+            st.markdown(f":small[:blue[**{first}**] :gray[{detail}]]  \n{below}")
+
+
 def checkpoint_name(provenance: dict[str, Any]) -> str:
     """Model, and adapter on it."""
     adapter = provenance["adapter"]
-    return provenance["model"]["name"] + (f" + {Path(adapter['source']).name}" if adapter else "")
+    return provenance["model"]["name"] + (f" + {adapter_name(adapter['source'])}" if adapter else "")
 
 
 def measured_on(provenance: dict[str, Any]) -> str:

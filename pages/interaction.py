@@ -6,6 +6,7 @@ from analysis import figures
 from analysis.figure_data import NEUTRAL_COLOR, Panel, head_names, symmetric_limit
 from pages import _interaction_tabs as tabs
 from pages._frame import View
+from pages._gauge import gauge_line
 from pages._interaction_tabs import MATRICES, Screen
 from pages._interaction_words import four_numbers, reading
 from pages._sides import Side, gamma_curves, ready_sides
@@ -32,6 +33,7 @@ def main(view: View) -> None:
     st.plotly_chart(
         chart, key="gamma", on_select=_pick_layer, selection_mode="points", alt="Gamma by layer; a click picks the layer"
     )
+    gauge_line(sides)
     _heatmaps(screen)
     for tab, draw in zip(st.tabs(list(TABS), key="tab", bind="query-params"), TABS.values(), strict=True):
         if tab.open:

@@ -109,6 +109,20 @@ def test_gamma_by_layer_keeps_the_checkpoints_colours_and_marks_the_layer(result
     assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == (2, 2)
 
 
+def test_the_gauge_band_lies_behind_its_curve_and_is_told_on_hover(result):
+    low, high = result.gamma - 0.1, result.gamma + 0.2
+    curve = Curve("A", result.layers, result.gamma, figure_data.A_COLOR, (low, high))
+    band, line = figures.gamma_by_layer([curve]).data
+    np.testing.assert_allclose(band.y, [*high, *low[::-1]])
+    np.testing.assert_allclose(band.x, [*result.layers, *result.layers[::-1]])
+    assert band.fill == "toself" and band.showlegend is False and band.line.color == figure_data.A_COLOR
+    np.testing.assert_allclose(line.customdata, np.column_stack([low, high]))
+    assert "over value bases" in line.hovertemplate
+    assert len(figures.gamma_by_layer([Curve("A", result.layers, result.gamma, "#000000")]).data) == 1
+    drawn = paper_figures.gamma_figure([curve]).axes[0].collections[0].get_paths()[0].vertices
+    assert drawn[:, 1].min() == pytest.approx(low.min()) and drawn[:, 1].max() == pytest.approx(high.max())
+
+
 def test_a_tile_tells_its_true_layer():
     result = synthetic_result(n_layers=6)
     layers = np.array([1, 4, 7, 10, 13, 16])  # a hybrid model's attention layers
@@ -221,6 +235,17 @@ def test_the_pair_table_of_one_layer_goes_by_true_index():
     assert set(table.G) == set(result.G[1][np.triu_indices(6, 1)])
     with pytest.raises(ValueError, match="layer 4 is not in this result"):
         tables.pair_table(result, layer=4)
+
+
+def test_the_pair_table_tells_which_pairs_are_inside_the_noise_floor(result):
+    floor = np.abs(result.G) + np.where(np.arange(6) % 2, 1e-3, -1e-3)  # pairs with an odd second head are inside
+    table = tables.pair_table(result, layer=3, floor=floor)
+    assert "noise_floor" not in tables.pair_table(result)
+    for row in table.itertuples():
+        first, second = int(row.head_i[-1]), int(row.head_j[-1])
+        assert row.noise_floor == floor[3, first, second] and row.in_noise == bool(second % 2)
+    everything = tables.pair_table(result, floor=np.abs(result.G))
+    assert everything["in_noise"].all() and len(everything) == 5 * 15, "a value on the floor is inside it"
 
 
 def test_a_dead_head_is_flagged_and_its_pairs_are_zero():

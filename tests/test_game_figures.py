@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from analysis.ablation import Effect
-from analysis.figure_data import A_COLOR, B_COLOR
+from analysis.figure_data import A_COLOR, B_COLOR, Panel, head_names
 from analysis.game import best_responses
 from analysis.game_figures import (
     Series,
     ablation_against_random,
     charges_and_vif,
+    heatmaps_with_head,
     prices_by_layer,
     redundant_by_layer,
     two_dynamics,
@@ -88,3 +89,19 @@ def test_ablation_shows_the_set_with_its_interval_over_the_random_sets():
     low, high = effect.interval
     assert chosen.x[0] - chosen.error_x.arrayminus[0] == pytest.approx(low)
     assert chosen.x[0] + chosen.error_x.array[0] == pytest.approx(high)
+
+
+def test_a_cell_of_the_heatmap_tells_the_head_of_its_row_and_the_selected_row_is_framed():
+    result = synthetic_result()
+    panels = [Panel("A", result.G[1], head_names(1, 6), 2, A_COLOR), Panel("B", result.G[2], head_names(1, 6), 2, B_COLOR)]
+    figure = heatmaps_with_head(panels, 0.5, selected=4)
+    cells = [trace for trace in figure.data if trace.type == "scatter"]
+    assert len(cells) == 2 and [trace.xaxis for trace in cells] == ["x", "x2"]
+    for place, row in enumerate(cells[0].customdata):
+        assert cells[0].y[place] == f"L1H{row}"
+    where = list(zip(cells[1].y, cells[1].x, strict=True)).index(("L1H3", "L1H5"))
+    assert cells[1].text[where] == f"{result.G[2][3, 5]:.3g}"
+    frames = [shape for shape in figure.layout.shapes if shape.y0 == 3.5 and shape.y1 == 4.5]
+    assert [frame.line.color for frame in frames] == [A_COLOR, B_COLOR]
+    plain = heatmaps_with_head(panels, 0.5)
+    assert len(plain.layout.shapes) == len(figure.layout.shapes) - 2

@@ -83,6 +83,8 @@ def test_noise_floor_holds_nineteen_of_twenty_new_bases():
     np.testing.assert_allclose(result.noise, first.std(axis=0, ddof=1), atol=1e-5)
     inside = abs(np.array(draws[4:]) - first.mean(axis=0)) <= result.noise_floor
     upper = np.triu_indices(4, 1)
+    strength = abs(np.array(draws[4:]))[..., *upper].mean()
+    assert result.level[..., *upper].mean() == pytest.approx(strength, rel=0.3), "heads of no common basis scatter around 0"
     assert 0.88 < inside[..., *upper].mean() < 0.99
 
 

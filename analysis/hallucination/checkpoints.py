@@ -61,11 +61,18 @@ class AcrossCheckpoints:
         low, high = np.percentile(lines, [2.5, 97.5], axis=0)
         return low, high
 
-    def in_words(self) -> str:
-        """One sentence with the sign of the slope, its interval, p and the number of checkpoints."""
+    def in_words(self, quantity: str = "Gamma") -> str:
+        """One sentence with the sign of the slope, its interval, p and the number of checkpoints.
+
+        `quantity` is what stands on the horizontal axis.
+        """
         certain = self.p < 0.05
         direction = "higher" if self.slope > 0 else "lower"
-        sign = f"Higher Gamma goes with a {direction} rate" if certain else "No certain relation between Gamma and the rate"
+        sign = (
+            f"Higher {quantity} goes with a {direction} rate"
+            if certain
+            else f"No certain relation between {quantity} and the rate"
+        )
         kind = "exact permutation" if self.p_exact else "permutation"
         limit = (
             f"; {len(self.checkpoints)} checkpoints cannot give less than {self.smallest_p:.2g}" if self.smallest_p > 0.01 else ""
