@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -113,6 +114,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=_place)
 
 
+@functools.lru_cache(maxsize=4096)
 def _place(name: str) -> tuple:
     kind = next((place for place, pattern in enumerate(_TITLES) if re.fullmatch(pattern, name)), len(_TITLES))
     return kind, [int(part) if part.isdigit() else -1 for part in re.split(r"(\d+)", name)], name

@@ -69,7 +69,7 @@ class RunRow:
     @property
     def note(self) -> str:
         """Why it ended, and what is wrong with it."""
-        return " ".join([self.reason] * bool(self.reason) + [one for one in self.problems if one != self.reason])
+        return " ".join(filter(None, (self.reason, *self.problems)))
 
     @property
     def words(self) -> str:
@@ -78,25 +78,23 @@ class RunRow:
         return " ".join(one for one in said if one).casefold()
 
 
-def run_row(now: Training, metrics: RunMetrics, config: GameLoraConfig | str | None, selectivity: float | None = None) -> RunRow:
+def run_row(
+    now: Training, metrics: RunMetrics | str, config: GameLoraConfig | str | None, selectivity: float | None = None
+) -> RunRow:
     """The row of a run.
 
     Parameters
     ----------
-    metrics : all that it has told.
-    config : its settings, the sentence that says why they cannot be read, or None before it has any.
+    metrics : all that it has told, or the sentence that says why that cannot be read.
+    config : its settings, such a sentence, or None before it has any.
     """
+    unreadable = tuple(_sentence(one) for one in (config, metrics) if isinstance(one, str))
+    metrics = RunMetrics() if isinstance(metrics, str) else metrics
     known = config if isinstance(config, GameLoraConfig) else None
     layers = _design_layers(now.status, metrics)
     first, last = _gammas(metrics, known.coupling if known else "paper", layers)
     losses = metrics.series("eval_loss").dropna()
-    tags, problems = _tags(now)
-    problems = [
-        *_folder_problems(now),
-        *([config] if isinstance(config, str) else []),
-        *_metric_problems(now, metrics),
-        *problems,
-    ]
+    tags, of_tags = _tags(now)
     return RunRow(
         name=now.name,
         state=now.state,
@@ -113,7 +111,7 @@ def run_row(now: Training, metrics: RunMetrics, config: GameLoraConfig | str | N
         selectivity=selectivity,
         tags=tags,
         created=now.status.get("created") or (now.job.created if now.job else None),
-        problems=problems,
+        problems=(*_folder_problems(now), *unreadable, *_metric_problems(now, metrics), *of_tags),
     )
 
 

@@ -25,7 +25,7 @@ class _Reader:
             return self._metrics
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
+@st.cache_resource(max_entries=1000, show_spinner=False)
 def _reader(folder: str) -> _Reader:
     return _Reader()
 

@@ -1,6 +1,7 @@
 """The Runs page without a browser: rows, filter, choice, charts, actions, bad input, and the view that a link names."""
 
 import errno
+import html
 import json
 import os
 import shutil
@@ -39,9 +40,9 @@ def rows(test):
 
 
 def curves(test):
-    """Name -> number of points of the overlay's curves."""
+    """The runs whose curves the overlay shows."""
     spec = json.loads(next(chart.proto.spec for chart in test.get("plotly_chart") if chart.proto.id.endswith("overlay")))
-    return [trace["name"] for trace in spec["data"]]
+    return [html.unescape(trace["name"]) for trace in spec["data"]]
 
 
 @pytest.fixture
@@ -137,18 +138,13 @@ def test_new_points_and_new_runs_are_seen_on_the_next_draw(three):
         (lambda run: (run.folder / "config.yaml").write_text("unknown: 1"), "there is no setting 'unknown'"),
         (lambda run: append(run, b"{half\n"), "1 line of its metrics is damaged"),
         (lambda run: shutil.rmtree(run.adapter), "Its adapter was deleted"),
-        (lambda run: os.rename(run.folder, run.folder.with_name("beta ../#%?")), "cannot be used"),
+        (lambda run: os.rename(run.folder, run.folder.with_name("bro ken #%?&")), "cannot be used"),
         (lambda run: (run.folder / "config.yaml").unlink(), "config.yaml cannot be read"),
     ],
 )
 def test_a_broken_run_says_so_on_its_row_and_can_be_chosen(damage, said, three, workspace):
-    run = made_up_run("broken", seed=9)
-    if said == "cannot be used":
-        os.rename(run.folder, workspace / "runs" / "bro ken #%?&")
-        name = "bro ken #%?&"
-    else:
-        damage(run)
-        name = "broken"
+    damage(made_up_run("broken", seed=9))
+    name = next(folder.name for folder in (workspace / "runs").glob("bro*"))
     test = runs_page(runs=[name, "beta"], of_run=name)
     assert fine(test)
     table = rows(test)
