@@ -11,9 +11,9 @@ from analysis.interaction import COUPLINGS
 from analysis.models import DTYPES
 from analysis.workspace import workspace_root
 from gamelora.measurement_jobs import SEQ_LEN, TEXTS, MeasurementRequest, text_name
-from pages._cache import Measurement, machine, measurements
+from pages._cache import Measurement, machine, measurements, run_measurements
 from pages._jobs import sidebar_jobs
-from pages._widgets import checkpoint_name, choose, linked, plain, take_choices
+from pages._widgets import checkpoint_kind, checkpoint_name, choose, linked, plain, take_choices
 
 # Streamlit collects garbage after every run of a page or fragment, which takes 0.3 s with torch and transformers loaded:
 # their objects stay, so the collector need not look at them again.
@@ -48,6 +48,7 @@ def frame() -> View:
         found, notices = measurements(state.get("folder", st.query_params.get("folder", "")))
         name = _default_name(found, default)
         found.setdefault(name, Measurement(name))
+        found |= {key: one for key, one in run_measurements(found, default.text, default.tokens).items() if key not in found}
         a, b = _checkpoint_pickers(found, name)
         _follow(found[a])
         request = _text_pickers()
@@ -97,15 +98,14 @@ def _identity(measurement: Measurement, color: str) -> None:
         return
     model = known["model"]
     shape = f"{model['architecture']}, {model['n_heads']} heads, {model['n_kv_heads']} kv heads, head width {model['d_head']}"
-    st.markdown(
-        f":{color}-badge[{'adapter' if known['adapter'] else 'base'}] :small[{plain(checkpoint_name(known))}]", help=plain(shape)
-    )
+    st.markdown(f":{color}-badge[{checkpoint_kind(known)}] :small[{plain(checkpoint_name(known))}]", help=plain(shape))
 
 
 def _follow(measurement: Measurement) -> None:
     """When another A is chosen, text and tokens become those that it was measured on: changing them asks for something else."""
     known = measurement.provenance
-    if known and "source" in known["text"] and st.session_state.get("followed") != measurement.name:
+    own = known and measurement.request is None  # a checkpoint of a run is looked for on the sidebar's text already
+    if own and "source" in known["text"] and st.session_state.get("followed") != measurement.name:
         tokens = max(SEQ_LEN, known["text"]["tokens"])
         st.session_state.update(text=known["text"]["source"], tokens=tokens, followed=measurement.name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -87,6 +88,14 @@ def checkpoint_name(provenance: dict[str, Any]) -> str:
     """Model, and adapter on it."""
     adapter = provenance["adapter"]
     return provenance["model"]["name"] + (f" + {adapter_name(adapter['source'])}" if adapter else "")
+
+
+def checkpoint_kind(provenance: dict[str, Any]) -> str:
+    """base, adapter, or run step: a checkpoint that a run saved on its way."""
+    adapter = provenance["adapter"]
+    if not adapter:
+        return "base"
+    return "run step" if re.fullmatch(r"checkpoint-\d+", Path(adapter["source"]).name) else "adapter"
 
 
 def measured_on(provenance: dict[str, Any]) -> str:

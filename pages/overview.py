@@ -8,7 +8,7 @@ from gamelora.measurement_jobs import MeasurementRequest, latest_jobs
 from pages._cache import machine
 from pages._frame import View
 from pages._sides import Side, gamma_curves, ready_sides
-from pages._widgets import checkpoint_name, header, measured_on, plain, three_digits
+from pages._widgets import checkpoint_kind, checkpoint_name, header, measured_on, plain, three_digits
 
 IDEA = (
     "Every attention head of a layer writes into the same residual stream, and all are trained on one loss: heads are players "
@@ -81,7 +81,7 @@ def _model_card(side: Side) -> None:
         "Measured on": plain(model.get("device", "unknown")),
         "Here": plain(machine()),
     }
-    color, kind = ("blue" if side.label == "A" else "orange"), ("adapter" if adapter else "base")
+    color, kind = ("blue" if side.label == "A" else "orange"), checkpoint_kind(known)
     with st.container(border=True, key=f"card_{side.label}"):
         st.markdown(f":{color}[**{side.label}  {plain(checkpoint_name(known))}**] :{color}-badge[{kind}]")
         st.table({"": rows}, border="horizontal", hide_header=True)
