@@ -1,6 +1,6 @@
 """What coalitions cost: two checkpoints of 32 layers x 32 heads clustered, compared, one layer resampled and the page drawn.
 
-    PYTHONPATH=. python tests/bench_coalitions.py
+    python -m tests.bench bench_coalitions
 
 The other side is scikit-learn alone: the same fits of the same affinities with the same settings, nothing else.
 """
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from planted import planted_result
 from sklearn.cluster import SpectralClustering
 
 from analysis.coalition_figures import coalition_graph, coassignment, comparison_chart, eigenvalue_chart, flow, reordered_heatmap
@@ -25,6 +24,7 @@ from analysis.head_graph import head_graph
 from analysis.results import InteractionResult
 from analysis.spectral import affinity_matrix
 from analysis.stability import RESAMPLES, bootstrap
+from tests.planted import planted_result
 
 TARGET = 3.0
 RUNS = 9
@@ -68,8 +68,3 @@ def _seconds(work: Callable[[], None]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    for name, ratio, target, runs in run():
-        print(f"{name}: {ratio:.2f} (target {target:g}, {runs} alternated runs)")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from planted import planted_result
 
 from analysis import coalition_figures, coalition_paper
 from analysis.coalition_style import POSITIVE_COLOR, block_bounds, block_order, look, looks
@@ -11,6 +10,7 @@ from analysis.compare import compare
 from analysis.head_graph import head_graph
 from analysis.paper_figures import figure_bytes
 from analysis.stability import bootstrap
+from tests.planted import planted_result
 
 PLANTED = np.arange(12) % 3
 

@@ -10,7 +10,6 @@ import networkx as nx
 import numpy as np
 import pytest
 from conftest import ROOT
-from planted import planted_result
 from sklearn.cluster import SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
@@ -25,6 +24,7 @@ from analysis.spectral import (
     laplacian_eigenvalues,
     modularity,
 )
+from tests.planted import planted_result
 
 BLOCK = 0.6
 OPPOSED = np.outer([1, 1, 1, -1, -1, -1], [1, 1, 1, -1, -1, -1]).astype(float)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planted import planted_result
 
 from analysis.coalitions import find_coalitions
 from analysis.compare import compare, verdict_of
 from analysis.records import read_record
 from analysis.selectivity import Change, SelectivityTest, holm, permutation_p, selectivities
+from tests.planted import planted_result
 
 LABELS = np.arange(12) // 4
 

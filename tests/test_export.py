@@ -18,7 +18,6 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 from PIL import Image
-from planted import planted_result
 
 from analysis import cli_coalitions
 from analysis.coalition_style import look, looks
@@ -28,6 +27,7 @@ from analysis.export import LAYER_FORMATS, bundle, gexf, graphml, layer_file
 from analysis.head_graph import head_graph, layout
 from analysis.latex import escape, tikz
 from analysis.stability import bootstrap
+from tests.planted import planted_result
 
 AWKWARD = 'my_model#1 50%&[x]\\y {a}$b^c~d <é> "中" |\x07`\''
 PLAIN_TYPES = (int, float, bool, str)

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from tiny import tiny_model, with_adapter
 
 from analysis.heads import attention_layers
 from analysis.interaction import COUPLINGS, cosine, gradient_gram, interaction_strength, weight_gram
@@ -16,6 +15,7 @@ from gamelora.losses import (
     log_det_barrier,
     pair_weights,
 )
+from tests.tiny import tiny_model, with_adapter
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

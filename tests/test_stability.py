@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planted import planted_result
 
 from analysis.coalitions import find_coalitions
 from analysis.records import read_record
 from analysis.stability import bootstrap, stability_of
+from tests.planted import planted_result
 
 LABELS = np.arange(9) // 3
 
