@@ -1,23 +1,33 @@
-"""The charts of a run while it trains: a grid of small panels, one idea each, redrawn without being built anew."""
+"""The charts of a run while it trains: a grid of small panels, one idea each, as an option object of Apache ECharts.
+
+ECharts, and not Plotly as elsewhere, because the page redraws it every two seconds: new points go into the chart that stands
+there, where Plotly's would be made anew and flash.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import pandas as pd
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
+import numpy as np
 
 from analysis.figure_data import NEUTRAL_COLOR
 from gamelora.run_metrics import RunMetrics, thin
 
 ACCENT = "#7a6ac0"
-POINTS = 400  # that a curve is drawn with at most
+POINTS = 300  # that a curve is drawn with at most
+_MARKED_BELOW = 40  # points of a curve that are few enough to be marked each
 _COLUMNS = 3
-_STYLES = ((ACCENT, "solid"), (NEUTRAL_COLOR, "solid"), (NEUTRAL_COLOR, "dot"), (ACCENT, "dot"), (ACCENT, "dash"))
-_SHORT = {"ce": "cross-entropy", "ldb": "barrier", "bt": "Barlow Twins"}
+_ROW, _PLOT, _HEAD = 205, 128, 46  # pixels: of a row of panels, of a plot, of title and legend above it
+_TITLE = {"fontSize": 13, "fontWeight": 500}
+_TASKS = {"ce": "cross-entropy", "ldb": "barrier", "bt": "Barlow Twins"}
+_SHORT = {"ce": "CE", "ldb": "barrier", "bt": "BT"}
+_LOOKS = ((ACCENT, "solid"), (NEUTRAL_COLOR, "solid"), (NEUTRAL_COLOR, "dotted"), (ACCENT, "dotted"), (ACCENT, "dashed"))
+_OF_TASK = {name: _LOOKS[position] for position, name in enumerate(_TASKS.values())}
+_SETS = {"loss/ce": "training", "eval_loss": "held-out"}
+_NOW_AND_THEN = ("cosine/", "gradient_norm/")  # known only where weights are renewed
 
 
 @dataclass(frozen=True)
@@ -31,121 +41,108 @@ class _Kind:
 
 
 def _task(found: re.Match) -> str:
-    return _SHORT.get(found[1], found[1])
+    return _TASKS.get(found[1], found[1])
 
 
-_PANELS = (
+def _pair(found: re.Match) -> str:
+    return " · ".join(_SHORT.get(part, part) for part in found.groups())
+
+
+_KINDS = (
     _Kind(
-        "Cross-entropy, nats per token", r"(loss/ce|eval_loss)", lambda found: {"loss/ce": "training"}.get(found[1], "held-out")
+        "Cross-entropy, nats per token",
+        r"(loss/ce|eval_loss)",
+        lambda found: _SETS[found[1]],
     ),
     _Kind("Barrier above its floor", r"gap/(ldb)", _task),
     _Kind("Barlow Twins", r"loss/(bt)", _task),
     _Kind("Γ(G) at the design layer", r"gamma/L(\d+)", lambda found: f"layer {found[1]}"),
     _Kind("Bargaining powers λ", r"lambda/(\w+)", _task),
-    _Kind("Weights of the gradients", r"weight/(\w+)", _task),
-    _Kind(
-        "Cosines between gradients",
-        r"cosine/([a-z]+)_([a-z]+)",
-        lambda found: " · ".join(_SHORT[part] for part in found.groups()),
-    ),
+    _Kind("Weights of the gradients", r"weight/(\w+)", _task, log=True),
+    _Kind("Cosines between gradients", r"cosine/([a-z]+)_([a-z]+)", _pair),
     _Kind("Norms of the gradients", r"gradient_norm/(\w+)", _task, log=True),
     _Kind("Tokens per second", r"(tokens_per_second)", lambda found: "tokens per second"),
 )
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The panels that a run's metrics fill.
+class Panel:
+    """One panel with the curves that a run fills: (name of the metric, label) each."""
 
-    Attributes
-    ----------
-    panels : for each its title, whether its axis is logarithmic, and its curves as (name of the metric, label).
-    """
-
-    panels: tuple[tuple[str, bool, tuple[tuple[str, str], ...]], ...]
-
-    @property
-    def names(self) -> list[str]:
-        """The metrics on screen, in the order of the figure's traces."""
-        return [name for _, _, curves in self.panels for name, _ in curves]
+    title: str
+    log: bool
+    curves: tuple[tuple[str, str], ...]
 
 
-def grid_of(metrics: RunMetrics) -> Grid:
-    """Which panels there are to draw; a panel without any metric is left out."""
+def panels_of(metrics: RunMetrics) -> list[Panel]:
+    """The panels that there are to draw, in order; one without any metric is left out."""
     panels = []
-    for kind in _PANELS:
+    for kind in _KINDS:
         found = [(name, match) for name in metrics.names if (match := re.fullmatch(kind.pattern, name))]
-        curves = sorted((name, kind.label(match)) for name, match in found)
-        if kind.title.startswith("Cross"):
-            curves.reverse()  # training first
+        curves = [(name, kind.label(match)) for name, match in found]
+        order = list(_TASKS.values())
+        curves.sort(key=lambda curve: (curve[0] == "eval_loss", order.index(curve[1]) if curve[1] in order else 0))
         if curves:
-            panels.append((kind.title, kind.log, tuple(curves)))
-    return Grid(tuple(panels))
+            panels.append(Panel(kind.title, kind.log, tuple(curves)))
+    return panels
 
 
-def curve_of(metrics: RunMetrics, name: str) -> pd.Series:
-    """One metric as it is drawn: at most `POINTS` values, without the steps that had none."""
-    return thin(metrics.series(name), POINTS)
+def points_of(metrics: RunMetrics, name: str, log: bool = False) -> list[list[float | None]]:
+    """[step, value] of one metric as it is drawn: at most `POINTS`, the lowest and highest of each stretch among them.
+
+    A value that was not finite, or has no place on a logarithmic axis, is None and leaves a gap.
+    """
+    series = metrics.series(name)
+    series = thin(series.dropna() if name.startswith(_NOW_AND_THEN) else series, POINTS)
+    values = series.to_numpy(dtype=float)
+    drawn = np.isfinite(values) & ((values > 0) | (not log))
+    listed = [value if known else None for value, known in zip(values.tolist(), drawn.tolist(), strict=True)]
+    return [[step, value] for step, value in zip(series.index.tolist(), listed, strict=True)]
 
 
-def draw(grid: Grid) -> go.Figure:
-    """The figure of a grid, still without data: `fill` gives it that, as often as there is something new."""
-    rows = -(-len(grid.panels) // _COLUMNS)
-    height = 60 + 190 * rows
-    figure = make_subplots(rows, _COLUMNS, vertical_spacing=min(0.5, 62 / height), horizontal_spacing=0.06)
-    traces, legends, titles = [], {}, []
-    for number, (title, log, curves) in enumerate(grid.panels):
-        axis = "" if number == 0 else str(number + 1)
-        place = figure.layout[f"xaxis{axis}"].domain[0], figure.layout[f"yaxis{axis}"].domain[1]
-        titles.append(_note(title, *place))
-        legend = f"legend{axis}"
-        legends[legend] = _legend(*place)
-        for position, (_, label) in enumerate(curves):
-            style = _line(label, position)
-            traces.append(
-                {"type": "scatter", "x": [], "y": [], "name": label, "xaxis": f"x{axis}", "yaxis": f"y{axis}", "legend": legend}
-                | {"showlegend": len(curves) > 1, "hovertemplate": "step %{x}: %{y:.4g}"}
-                | style
-            )
-        figure.layout[f"yaxis{axis}"].update(type="log" if log else "linear", nticks=4, exponentformat="power")
-    figure.add_traces([go.Scatter(trace) for trace in traces])
-    figure.update_layout(annotations=titles, **legends)
-    figure.update_xaxes(showgrid=False, fixedrange=True, nticks=5, tickformat="d")
-    figure.update_yaxes(fixedrange=True)
-    margin = {"l": 10, "r": 10, "t": 44, "b": 10, "pad": 0}
-    return figure.update_layout(height=height, margin=margin, hovermode="closest", dragmode=False)
+def height_of(panels: list[Panel]) -> int:
+    """Pixels that the grid takes."""
+    return _ROW * -(-len(panels) // _COLUMNS)
 
 
-def fill(figure: go.Figure, grid: Grid, metrics: RunMetrics) -> go.Figure:
-    """Give the curves of a figure that `draw` made the values known so far."""
-    with figure.batch_update():
-        for trace, name in zip(figure.data, grid.names, strict=True):
-            curve = curve_of(metrics, name)
-            trace.x, trace.y = curve.index.to_numpy(), curve.to_numpy(dtype=float)
-    return figure
+def option_of(panels: list[Panel], metrics: RunMetrics) -> dict[str, Any]:
+    """The grid as ECharts draws it."""
+    option: dict[str, Any] = {name: [] for name in ("title", "legend", "grid", "xAxis", "yAxis", "series")}
+    for number, panel in enumerate(panels):
+        left, top = f"{33.5 * (number % _COLUMNS)}%", _ROW * (number // _COLUMNS)
+        option["title"].append({"text": panel.title, "left": left, "top": top, "textStyle": _TITLE})
+        if len(panel.curves) > 1:
+            option["legend"].append(_legend(panel, left, top + 20))
+        option["grid"].append({"left": left, "width": "31%", "top": top + _HEAD, "height": _PLOT, "containLabel": True})
+        steps = {"type": "value", "min": "dataMin", "max": "dataMax", "splitLine": {"show": False}}
+        option["xAxis"].append(_axis(number) | steps)
+        option["yAxis"].append(_axis(number) | {"type": "log" if panel.log else "value", "scale": True, "splitNumber": 3})
+        for position, (name, label) in enumerate(panel.curves):
+            option["series"].append(_curve(number, position, label, points_of(metrics, name, panel.log)))
+    return option | {"animation": False, "tooltip": {"trigger": "axis", "valueFormatter": "%.4g", "confine": True}}
 
 
-def _line(label: str, position: int) -> dict:
-    color, dash = _STYLES[position % len(_STYLES)]
-    if label == "held-out":
-        return {"mode": "lines+markers", "line": {"color": NEUTRAL_COLOR, "width": 2}, "marker": {"size": 6}}
-    return {"mode": "lines+markers", "line": {"color": color, "dash": dash, "width": 1.5}, "marker": {"size": 3}}
+def _axis(number: int) -> dict[str, Any]:
+    return {"gridIndex": number, "axisLabel": {"fontSize": 11, "hideOverlap": True}, "axisTick": {"show": False}}
 
 
-def _note(title: str, x: float, y: float) -> dict:
+def _legend(panel: Panel, left: str, top: int) -> dict[str, Any]:
+    sizes = {"itemWidth": 18, "itemHeight": 8, "itemGap": 8, "padding": 0, "textStyle": {"fontSize": 11}}
+    return {"data": [label for _, label in panel.curves], "left": left, "top": top, "icon": "path://M0 4h18v1.5H0z"} | sizes
+
+
+def _curve(number: int, position: int, label: str, points: list[list[float | None]]) -> dict[str, Any]:
+    color, dash = _OF_TASK.get(label, _LOOKS[position % len(_LOOKS)])
+    few = len(points) < _MARKED_BELOW
     return {
-        "text": title,
-        "x": x,
-        "y": y,
-        "xref": "paper",
-        "yref": "paper",
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "yshift": 20,
-        "showarrow": False,
-        "font": {"size": 13},
+        "type": "line",
+        "name": label,
+        "xAxisIndex": number,
+        "yAxisIndex": number,
+        "data": points,
+        "showSymbol": few,
+        "symbol": "circle",
+        "symbolSize": 6 if label == "held-out" else 4,
+        "lineStyle": {"color": color, "type": dash, "width": 2 if label == "held-out" else 1.4},
+        "itemStyle": {"color": color},
     }
-
-
-def _legend(x: float, y: float) -> dict:
-    return {"orientation": "h", "x": x, "y": y, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}, "itemwidth": 30}

@@ -171,13 +171,20 @@ def _field(field: dataclasses.Field, models: list[str], problem: str | None) -> 
     elif choices:
         st.selectbox(label, list(choices), **options)
     elif name == "model":
-        st.selectbox(label, models, accept_new_options=True, **options)
+        st.selectbox(label, _with_own(models, options["key"]), accept_new_options=True, **options)
     elif name in _WIDE:
         empty = {"index": None, "placeholder": "the first rows of the training text"} if name == "eval_text" else {}
-        st.selectbox(label, list(TEXTS), format_func=text_name, accept_new_options=True, **empty, **options)
+        texts = _with_own(list(TEXTS), options["key"])
+        st.selectbox(label, texts, format_func=text_name, accept_new_options=True, **empty, **options)
     else:
         st.text_input(label, live=True, placeholder="automatic" if field.default is None else None, **options)
     _problem(problem)
+
+
+def _with_own(choices: list[str], key: str) -> list[str]:
+    """The choices of a picker, and what was typed into it."""
+    own = st.session_state[key]
+    return choices if own is None or own in choices else [*choices, own]
 
 
 def _problem(sentence: str | None) -> None:

@@ -13,14 +13,14 @@ from gamelora.health import health
 from gamelora.measurement_jobs import text_name
 from gamelora.model_card import TITLES
 from gamelora.run_metrics import RunMetrics
-from gamelora.training_figures import POINTS
+from gamelora.training_figures import POINTS, height_of, option_of, panels_of
 from gamelora.training_jobs import Training
 from pages._frame import View
 from pages._jobs import seconds
 from pages._runs_data import config_of
 from pages._train_actions import actions
 from pages._train_attempt import show_refusal
-from pages._train_data import chart, metrics_of
+from pages._train_data import metrics_of
 from pages._widgets import plain
 
 _TICK_SECONDS = 2.0
@@ -48,9 +48,10 @@ def _draw(name: str, drawn_as: str, view: View) -> None:
     show_refusal()
     for sentence in health(metrics, now.status):
         st.warning(plain(sentence))
-    figure = chart(name, metrics)
-    if figure:
-        st.plotly_chart(figure, key="run_chart", alt=f"Losses, weights, Gamma and speed of run {name} by step")
+    panels = panels_of(metrics)
+    if panels:
+        words = f"Losses, weights, Gamma and speed of run {name} by step"
+        st.echarts_chart(option_of(panels, metrics), height=height_of(panels), key="run_chart", renderer="svg", alt=words)
     elif now.live:
         st.caption("The first points appear after the model is loaded and the held-out text is read once.")
     _details(now, config, metrics)
@@ -76,6 +77,7 @@ def _progress(now: Training) -> None:
     elif now.live:
         progress = now.job.progress if now.job else None
         stage = "saving, then ending" if now.state == "stopping" else progress.stage if progress else "training"
+        stage = stage or "starting"
         st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{stage[:1].upper()}{stage[1:]}, {done}")
         st.caption(f"{_times(now)} You can leave this page or close the browser; it goes on.")
     elif now.state == "failed":

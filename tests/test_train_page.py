@@ -1,6 +1,5 @@
 """The train page without a browser: the form and its checks, every state that a run can be in, and what its buttons do."""
 
-import base64
 import json
 
 import numpy as np
@@ -171,30 +170,28 @@ def test_a_step_is_measured_on_demand_and_its_numbers_shown(small, started):  # 
 
 
 def curves(test):
-    """Title -> y of each curve of the run's chart."""
-    spec = json.loads(next(chart.proto.spec for chart in test.get("plotly_chart") if chart.proto.id.endswith("run_chart")))
+    """The values of the chart's curves by name, the first of each name."""
+    (chart,) = test.get("echarts_chart")
     found = {}
-    for number, trace in enumerate(spec["data"]):
-        y = trace["y"]
-        values = np.frombuffer(base64.b64decode(y["bdata"]), y["dtype"]) if isinstance(y, dict) else np.array(y, dtype=float)
-        found[f"{number} {trace['name']}"] = values
-    return found, [note["text"] for note in spec["layout"]["annotations"]]
+    for series in json.loads(chart.proto.spec)["series"]:
+        found.setdefault(series["name"], np.array([value for _, value in series["data"]], dtype=float))
+    return found
 
 
-def test_a_finished_run_shows_all_its_curves(small):
+def test_a_finished_run_shows_its_curves_and_its_end(small):
     made_run(steps=40)
     test = well(train(run="mine"))
-    drawn, titles = curves(test)
-    assert len(titles) == 9 and len(drawn) == 18
-    np.testing.assert_allclose(drawn["0 training"], RunMetrics().read_on(Run.open("mine")).series("loss/ce"))
+    drawn = curves(test)
+    np.testing.assert_allclose(drawn["training"], RunMetrics().read_on(Run.open("mine")).series("loss/ce"))
+    assert len(drawn["held-out"]) == 5
     assert "finished" in words(test) and "Finished at step 40 of 40" in words_and_bars(test)
 
 
 def test_20_000_steps_are_drawn_with_few_points_and_downloaded_whole(small):
     run = made_run(steps=20_000)
-    drawn, _ = curves(well(train(run="mine")))
+    drawn = curves(well(train(run="mine")))
     assert max(map(len, drawn.values())) <= POINTS
-    assert drawn["0 training"].max() == RunMetrics().read_on(run).series("loss/ce").max(), "no spike is lost"
+    assert drawn["training"].max() == RunMetrics().read_on(run).series("loss/ce").max(), "no spike is lost"
     assert RunMetrics().read_on(run).to_csv().count(b"\n") == 20_000 + 2_001 + 1
 
 
@@ -205,8 +202,8 @@ def test_only_new_lines_are_read_at_a_tick(small, monkeypatch):
     after = Run.metrics_after
     monkeypatch.setattr(Run, "metrics_after", lambda self, before: read.append(after(self, before)) or read[-1])
     run.append_metrics({"step": 21, "loss/ce": 1.0})
-    drawn, _ = curves(test.run())
-    assert [len(part.lines) for part in read] == [1] and drawn["0 training"][-1] == 1.0
+    drawn = curves(test.run())
+    assert [len(part.lines) for part in read] == [1] and drawn["training"][-1] == 1.0
 
 
 def live(monkeypatch, state="running", **fields):

@@ -1,0 +1,65 @@
+"""What is said about a run's course: each note appears when its cause does, and nothing is said of a sound run."""
+
+import pandas as pd
+import pytest
+
+from gamelora.health import health
+from gamelora.run_metrics import RunMetrics
+
+SOUND = {
+    "loss/ce": 2.0,
+    "loss/ldb": 0.5,
+    "loss/bt": 30.0,
+    "gap/ldb": 0.4,
+    "weight/ce": 0.8,
+    "weight/ldb": 1.0,
+    "weight/bt": 0.01,
+    "gradient_norm/ce": 1.0,
+    "gradient_norm/ldb": 0.3,
+    "gradient_norm/bt": 5.0,
+}
+STATUS = {"notes": [], "bargains": {"solved": 5, "failed": 0, "opposed": 0}}
+
+
+def metrics(steps=40, held_out=(3.0, 2.8, 2.7), **changes) -> RunMetrics:
+    """A run whose every step is the same, with some values changed; a list gives the last values of a column."""
+    table = pd.DataFrame({name: [value] * steps for name, value in SOUND.items()}, index=range(1, steps + 1), dtype=float)
+    for name, value in changes.items():
+        values = value if isinstance(value, list) else [value] * steps
+        table.loc[table.index[-len(values) :], name] = values
+    return RunMetrics(table, pd.DataFrame({"eval_loss": list(held_out)}, index=[10 * place for place in range(len(held_out))]))
+
+
+def test_nothing_is_said_of_a_sound_run_or_of_one_that_has_not_begun():
+    assert health(metrics(), STATUS) == [] == health(RunMetrics(), {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"loss/ce": [2.0, float("nan"), 2.0]}, "cross-entropy was not finite in 1 of the last 20 steps, last in step 39"),
+        ({"loss/bt": [float("nan")]}, "Barlow Twins loss was not finite"),
+        ({"gap/ldb": 1e-5}, "barrier is at its floor (gap 1e-05)"),
+        ({"weight/ce": 0.01}, "cross-entropy has 2.8% of the weight"),
+        ({"held_out": (3.0, 2.5, 2.6)}, "rose from 2.5 after step 10 to 2.6"),
+    ],
+    ids=str,
+)
+def test_each_cause_is_named(changes, part):
+    (said,) = health(metrics(**changes), STATUS)
+    assert part in said
+
+
+def test_a_loss_that_recovered_long_ago_is_no_longer_said():
+    assert health(metrics(**{"loss/ce": [float("nan")] + [2.0] * 25}), STATUS) == []
+
+
+def test_bargains_without_a_solution_are_counted_and_the_trainers_words_follow():
+    status = {"notes": ["A word."], "bargains": {"solved": 2, "failed": 1, "opposed": 2}}
+    first, last = health(metrics(), status)
+    assert "3 of 5 bargains" in first and "1 by the solver, 2 because the gradients oppose" in first and last == "A word."
+
+
+def test_a_single_loss_has_no_weight_to_lose():
+    alone = RunMetrics(pd.DataFrame({"loss/ce": [2.0], "weight/ce": [1.0]}, index=[1]))
+    assert health(alone, STATUS) == []
