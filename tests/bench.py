@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-MODULES = ("bench_interaction", "bench_coalitions", "bench_hallucination", "bench_training")
+MODULES = ("bench_interaction", "bench_coalitions", "bench_hallucination", "bench_training", "bench_runs")
 
 
 def ratio(measured: Callable[[], object], reference: Callable[[], object], runs: int) -> float:

@@ -1,17 +1,20 @@
 """Training runs in processes that can be killed at a chosen moment, forked from one that has imported everything already.
 
 A moment is either the n-th time that the process is about to change a file of the workspace, which says it exactly and again,
-or a time in seconds.
+or the seconds of computing that it has had, which a busy machine does not change.
 """
 
+import contextlib
 import multiprocessing
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 from tqdm import tqdm
 
 from gamelora.config import GameLoraConfig
@@ -55,7 +58,7 @@ def _work(workspace: str, name: str, config: str, log: str, kill_at: int | None)
         resume_run(name)
     else:
         start_run(name, GameLoraConfig.from_yaml(config))
-    os.write(told, f"changes {seen}\n".encode())
+    os.write(told, f"changes {seen}\nseconds {time.process_time()}\n".encode())
 
 
 class Killable:
@@ -64,7 +67,7 @@ class Killable:
     Attributes
     ----------
     published : steps of the checkpoints that the last process put in their place; the last of them may have been about to be.
-    changes : how many changes the last process made, when it came to its end.
+    changes, seconds : how many changes the last process made and how long it computed, when it came to its end.
     """
 
     def __init__(self, workspace: Path, config: GameLoraConfig) -> None:
@@ -72,7 +75,7 @@ class Killable:
         self._processes.set_forkserver_preload([__name__])
         self.workspace, self.config = workspace, config
         self.published: list[int] = []
-        self.changes = 0
+        self.changes, self.seconds = 0, 0.0
 
     def train(self, name: str, kill_at: int | None = None, kill_after: float | None = None) -> int | None:
         """Train or resume; returns how the process ended: 0, or -9 when it was killed."""
@@ -81,11 +84,21 @@ class Killable:
         arguments = (str(self.workspace), name, self.config.to_yaml(), str(log), kill_at)
         process = self._processes.Process(target=_work, args=arguments)
         process.start()
-        process.join(kill_after)
-        if kill_after is not None:
-            process.kill()
+        while kill_after is not None and process.is_alive():
+            if _computed(process.pid) >= kill_after:
+                process.kill()
+            process.join(0.005)
         process.join()
         words = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
         self.published = [int(number) for what, number in words if what == "checkpoint"]
         self.changes = next((int(number) for what, number in words if what == "changes"), 0)
+        self.seconds = next((float(number) for what, number in words if what == "seconds"), 0.0)
         return process.exitcode
+
+
+def _computed(pid: int) -> float:
+    """CPU seconds of a process, 0 when it has just ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system
+    return 0.0

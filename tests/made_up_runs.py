@@ -54,9 +54,7 @@ def write_checkpoint(run: Run, step: int) -> Path:
     return folder
 
 
-def made_up_run(
-    name, state="finished", steps=10, done=None, adapter=True, checkpoints=(), status=None, seed=0, **settings
-) -> Run:
+def made_up_run(name, state="finished", steps=10, done=None, checkpoints=(), status=None, seed=0, **settings) -> Run:
     """A run that stands at step `done` of `steps`, evaluated at both ends; `settings` are of its config."""
     done = steps if done is None else done
     run = Run.create(name, GameLoraConfig.from_dict({"steps": steps, **settings}))

@@ -6,7 +6,6 @@ and more on two cores).
 
 import os
 import random
-import time
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from tests.killable import Killable
 from tests.tiny_files import save_folder, text_model
 
 KILLS = 30
-AT_CHANGES = 22  # of them before a change of a file, the others after some time
+AT_CHANGES = 22  # of them before a change of a file, the others after some computing
 TINY = {"seq_len": 16, "eval_tokens": 32, "r": 4, "autocast": "float32", "learning_rate": 1e-2, "update_weights_every": 3}
 TINY |= {"save_every": 2, "eval_every": 4, "keep_checkpoints": 3, "report_to": []}
 
@@ -39,10 +38,7 @@ def runs(tmp_path_factory):
         (folder / "workspace").mkdir()
         killable = Killable(folder / "workspace", GameLoraConfig.from_dict(values))
         assert killable.train("warm") == 0  # the first one also starts the process that the others are forked from
-        started = time.monotonic()
         assert killable.train("straight") == 0
-        killable.seconds = time.monotonic() - started
-        killable.straight_changes = killable.changes
         yield killable
 
 
@@ -58,8 +54,8 @@ def moments(count, end, seed):
 
 def test_thirty_kills_lose_nothing(runs):
     expected, steps = weights(Run.open("straight")), runs.config.steps
-    at_changes = [1 + int(moment) for moment in moments(AT_CHANGES, runs.straight_changes, seed=0)]
-    after = moments(KILLS - AT_CHANGES, 0.95 * runs.seconds, seed=1)
+    at_changes = [1 + int(moment) for moment in moments(AT_CHANGES, runs.changes, seed=0)]
+    after = moments(KILLS - AT_CHANGES, runs.seconds, seed=1)
     killed = unborn = 0
     for number, moment in enumerate([*at_changes, *after]):
         name = f"run{number}"
@@ -78,7 +74,7 @@ def test_thirty_kills_lose_nothing(runs):
         assert [line["step"] for line in lines] == list(range(1, steps + 1)), kill
         assert step_of(run.checkpoints()[-1]) == steps
     print(f"{KILLS} kills: {killed} met the process alive, {unborn} before there was a run")
-    assert killed >= AT_CHANGES and unborn < KILLS // 3
+    assert killed >= KILLS - 1 and unborn < KILLS // 3
     left = {now.name: now.state for now in look_all()}
     assert set(left.values()) == {"finished"} and len(left) == KILLS + 2
 
