@@ -53,9 +53,10 @@ def checkpoint_scatter(
         )
         marker = {"symbol": symbol, "size": 9, "color": NEUTRAL_COLOR}
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=escaped(title), hoverinfo="skip")
+    figure.update_layout(legend_traceorder="normal")  # Plotly turns it round when there are bands
     figure.update_xaxes(title=gamma_title, fixedrange=True, showgrid=False, nticks=8)
     figure.update_yaxes(title="hallucination rate", fixedrange=True, nticks=6)
-    return calm(figure, height=360, legend=True)
+    return calm(figure, height=350, legend=True)
 
 
 def _add_line(figure: go.Figure, fit: AcrossCheckpoints, score: str, gamma: np.ndarray) -> None:

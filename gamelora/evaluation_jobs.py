@@ -23,7 +23,7 @@ from gamelora.checkpoint_sources import CheckpointSource
 SEED = 42
 _TARGET = "evaluation:"
 # Seconds of an item with its Gamma on one core, default model (135 M parameters, float32); the rest is loading.
-_SECONDS = {"halueval_qa": 4.0, "halueval_dialogue": 5.0, "halueval_summarization": 6.0, "truthfulqa_mc": 9.0, "memo_trap": 1.5}
+_SECONDS = {"halueval_qa": 4.5, "halueval_dialogue": 3.5, "halueval_summarization": 5.0, "truthfulqa_mc": 3.5, "memo_trap": 1.0}
 _SECONDS_OTHER = 5.0
 _SECONDS_LOADING = 20.0
 
@@ -114,10 +114,26 @@ class EvaluationRequest:
         here = local is None or items["source"] == str(local)
         return here and items["seed"] == self.seed and items["scored"] == min(self.limit, items["rows"])
 
-    def seconds(self, benchmarks: Sequence[str]) -> float:
-        """About how long these benchmarks take on one core with the default model."""
-        each = [_SECONDS.get(BENCHMARKS[name].protocol, _SECONDS_OTHER) * self.limit for name in benchmarks]
-        return _SECONDS_LOADING + sum(each)
+    def seconds(self, benchmarks: Sequence[str]) -> tuple[float, bool]:
+        """About how long these benchmarks take, and whether that is known from this model's own evaluations here.
+
+        Otherwise it is said for the default model on one core. A job that found part of its work done was shorter than it
+        would have been, so the slowest of the model's jobs counts.
+        """
+        model = f"--model={self.checkpoint.source}"
+        earlier = [job for job in evaluation_jobs().values() if job.state == "done" and model in job.argv]
+        factors = [
+            job.elapsed / _default_seconds(_option(job, "tasks").split(","), int(_option(job, "limit"))) for job in earlier
+        ]
+        return max(factors, default=1.0) * _default_seconds(benchmarks, self.limit), bool(factors)
+
+
+def _default_seconds(benchmarks: Sequence[str], limit: int) -> float:
+    return _SECONDS_LOADING + sum(limit * _SECONDS.get(BENCHMARKS[name].protocol, _SECONDS_OTHER) for name in benchmarks)
+
+
+def _option(job: jobs.Job, name: str) -> str:
+    return next(part.split("=", 1)[1] for part in job.argv if part.startswith(f"--{name}="))
 
 
 def _written(one: StoredEvaluation) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from analysis.figure_data import A_COLOR, B_COLOR
 from analysis.hallucination.benchmarks import BENCHMARKS, SUITES, named
@@ -37,14 +38,16 @@ class Choice:
     ----------
     requests : name on screen -> its request, in the order chosen.
     colors : name on screen -> colour: A's, B's, or that of all others.
+    row : the second row of pickers, which has room for more.
     """
 
     requests: dict[str, EvaluationRequest]
     colors: dict[str, str]
+    row: DeltaGenerator
 
 
 def controls(view: View, known: Sequence[StoredEvaluation]) -> Choice | None:
-    """The pickers; None when no checkpoint or no benchmark is chosen, which is said."""
+    """The pickers in two rows; None when no checkpoint or no benchmark is chosen, which is said."""
     seen = [one.provenance for one in [*view.found.values(), *known] if one.provenance is not None]
     sources, notices = workspace_checkpoints(seen)
     for notice in notices:
@@ -58,11 +61,12 @@ def controls(view: View, known: Sequence[StoredEvaluation]) -> Choice | None:
     evaluated = [one.id for one in sources if any(one.made(found.provenance) for found in about)]
     points = _read_link("points", list(by_id), list(dict.fromkeys([*reversed(sides), *evaluated])), "checkpoint")
     _set_items(about)
-    _draw(names, by_id)
+    row = _draw(names, by_id)
     points, tasks = st.session_state["points"], st.session_state["tasks"]
     for key, values in (("points", points), ("tasks", tasks)):
         st.query_params[key] = ",".join(values)
-    st.query_params["items"] = str(st.session_state["items"])
+    for key in ("items", "seed"):
+        st.query_params[key] = str(st.session_state[key])
     if not points or not tasks:
         st.info(f"Choose {'a checkpoint' if not points else 'a benchmark'} above: there is nothing to show without one.")
         return None
@@ -70,11 +74,11 @@ def controls(view: View, known: Sequence[StoredEvaluation]) -> Choice | None:
     limit, seed = int(st.session_state["items"]), int(st.session_state["seed"])
     requests = {names[one]: EvaluationRequest(by_id[one], benchmarks, limit, seed, view.coupling) for one in points}
     colors = {names[one]: sides.get(one, OTHER_COLOR) for one in points}
-    return Choice(requests, colors)
+    return Choice(requests, colors, row)
 
 
-def _draw(names: dict[str, str], by_id: dict[str, CheckpointSource]) -> None:
-    """Two rows: checkpoints, then benchmarks, items and their source."""
+def _draw(names: dict[str, str], by_id: dict[str, CheckpointSource]) -> DeltaGenerator:
+    """Two rows: checkpoints; benchmarks with their items. Returns the second."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         st.multiselect(
             "Checkpoints",
@@ -88,7 +92,8 @@ def _draw(names: dict[str, str], by_id: dict[str, CheckpointSource]) -> None:
             for run in run_names():
                 steps = [one.id for one in by_id.values() if one.run == run]
                 st.button(f"{run}: {len(steps)} checkpoints", key=f"add_{run}", on_click=_add, args=(steps,), disabled=not steps)
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+    row = st.container(horizontal=True, vertical_alignment="bottom", gap="small")
+    with row:
         st.multiselect(
             "Benchmarks",
             [*SUITES, *BENCHMARKS],
@@ -97,19 +102,20 @@ def _draw(names: dict[str, str], by_id: dict[str, CheckpointSource]) -> None:
             persist_state="session",
             help="The built-in suite needs no network and no file; its scores compare with no published ones.",
         )
-        st.number_input(
-            "Items each", 1, _MOST_ITEMS, key="items", persist_state="session", width=130, help="Of each benchmark, at most."
-        )
-        with st.popover("Data", width=130):
-            _data()
+        with st.popover(f"{st.session_state['items']:,} items each", width=150):
+            _items_and_data()
+    return row
 
 
 def _add(ids: list[str]) -> None:
     st.session_state["points"] = list(dict.fromkeys([*st.session_state["points"], *ids]))
 
 
-def _data() -> None:
-    """The workspace's data folder, the seed, and where the rows of every benchmark come from."""
+def _items_and_data() -> None:
+    """How many items, drawn by which seed, from which data folder; where the rows of every benchmark come from."""
+    st.number_input("Items each", 1, _MOST_ITEMS, key="items", persist_state="session", help="Of each benchmark, at most.")
+    st.session_state.setdefault("seed", _number_in_link("seed", 42, 0))
+    st.number_input("Seed", 0, key="seed", persist_state="session", help="Draws the items; 42 is the paper's.")
     folder = st.text_input(
         "Data folder",
         str(data_folder()),
@@ -121,8 +127,6 @@ def _data() -> None:
             use_data_folder(folder)
         except ValueError as error:
             st.error(plain(error))
-    st.session_state.setdefault("seed", _number_in_link("seed", 42, 0))
-    st.number_input("Seed", 0, key="seed", persist_state="session", help="Draws the items; 42 is the paper's.")
     st.table(
         {"": {benchmark.title: plain(rows_from(benchmark)) for benchmark in BENCHMARKS.values()}},
         border="horizontal",

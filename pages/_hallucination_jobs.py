@@ -48,14 +48,13 @@ def _offer(choice: Choice, waiting: dict[str, list[str]], nothing_yet: bool) -> 
     count = next(iter(choice.requests.values())).limit
     verb = "have not been" if several else "has not been"
     st.markdown(f"**{who}** {verb} evaluated on {plain(what)} with {count:,} items each and this coupling.")
-    total = sum(choice.requests[name].seconds(todo) for name, todo in waiting.items())
+    costs = [choice.requests[name].seconds(todo) for name, todo in waiting.items()]
+    total, known_here = sum(cost for cost, _ in costs), all(known for _, known in costs)
+    of = "on this machine, from earlier ones" if known_here else "for the default model on one core, longer for larger models"
     origin = sorted({rows_from(BENCHMARKS[name]) for name in tasks if rows_from(BENCHMARKS[name]).startswith("hub")})
-    network = (
-        f" Rows of {plain(', '.join(origin))} are fetched from the network unless the data folder has them." if origin else ""
-    )
+    network = f" The network is needed for {plain(', '.join(origin))}, unless the data folder has the rows." if origin else ""
     st.caption(
-        f"About {seconds(total)} for the default model on one core, Gamma of every item included; longer for larger models. "
-        f"What is there already is not evaluated again.{network}"
+        f"About {seconds(total)} {of}, Gamma of every item included. What is there already is not evaluated again.{network}"
     )
     if st.button("Evaluate" if nothing_yet else "Evaluate what is missing", type="primary", key="evaluate"):
         for name in waiting:

@@ -48,7 +48,8 @@ class Screen:
 def scatter(choice: Choice, coupling: str, checkpoints: list[Checkpoint], stamps: dict[str, dict[str, Stamp]]) -> Screen:
     """Pick Gamma, draw the scatter with its fit, say what it means; returns what is on screen."""
     layers = sorted({layer for point in checkpoints for one in point.evaluations.values() for layer in _layers(one)})
-    which, layer, normalized = _gamma_picker(checkpoints, layers)
+    with choice.row:
+        which, layer, normalized = _gamma_picker(checkpoints, layers)
     title = ("Γ / √(H(H − 1))" if normalized else "Γ(G)") + f", {which}, {coupling} coupling"
     try:
         points = checkpoint_points(checkpoints, layer, normalized)
@@ -75,24 +76,23 @@ def _gamma_picker(checkpoints: list[Checkpoint], layers: list[int]) -> tuple[str
     model = next(iter(checkpoints[0].evaluations.values())).provenance["model"]
     design = design_layer_among(layers, model.get("n_layers", len(layers))) if layers else None
     words = {"mean": "mean over layers", "design": f"design layer {design}"}
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        which = st.selectbox(
-            "Gamma of",
-            ["mean", "design", *layers],
-            format_func=lambda one: words.get(one, f"layer {one}"),
-            key="gamma_of",
-            persist_state="session",
-            width=220,
-            help=_HELP,
-        )
-        scale = st.segmented_control(
-            "Scale",
-            ["raw", "normalized"],
-            key="scale",
-            required=True,
-            persist_state="session",
-            help="Normalized: Γ / √(H(H − 1)), in [0, 1], compares models with different numbers of heads.",
-        )
+    which = st.selectbox(
+        "Gamma of",
+        ["mean", "design", *layers],
+        format_func=lambda one: words.get(one, f"layer {one}"),
+        key="gamma_of",
+        persist_state="session",
+        width=175,
+        help=_HELP,
+    )
+    scale = st.segmented_control(
+        "Scale",
+        ["raw", "normalized"],
+        key="scale",
+        required=True,
+        persist_state="session",
+        help="Normalized: Γ / √(H(H − 1)), in [0, 1], compares models with different numbers of heads.",
+    )
     layer = {"mean": None, "design": design}.get(which, which)
     return words.get(which, f"layer {which}"), layer, scale == "normalized"
 

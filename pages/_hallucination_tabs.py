@@ -32,6 +32,7 @@ _SCORE_COLUMNS = {
     "standard_error": _three("SE", help="Standard error over items."),
     "n": "n",
     "invalid": st.column_config.NumberColumn("Invalid", help="Not finite or too long: counted, in no score."),
+    "noted": st.column_config.TextColumn("Noted", help="Items whose prompt was cut, or whose tokens had to be cut apart."),
     "unparsed": _percent("Unparsed", help="Verdicts that are neither yes nor no; they count as wrong."),
     "length_only": _three("Length only", help="What the length of the judged text alone would score."),
     "change": _percent("Change", help="(score − baseline) / baseline; positive is a gain."),
@@ -64,7 +65,7 @@ def scores(screen: Screen) -> None:
         st.info(f"No changes: {plain(error)}")
         return
     lines["interval"] = [_interval(low, high) for low, high in zip(lines["low"], lines["high"], strict=True)]
-    empty = [name for name in lines if lines[name].isna().all()]
+    empty = [name for name in lines if lines[name].replace("", np.nan).isna().all()]
     shown = [name for name in _SCORE_COLUMNS if name not in empty and not (name == "interval" and "change" in empty)]
     st.dataframe(lines[shown], hide_index=True, key="scores", column_config=_SCORE_COLUMNS, alt="Scores of every checkpoint")
     for sentence in _mean_sentences(means):
@@ -88,7 +89,9 @@ def _mean_sentences(means: pd.DataFrame) -> list[str]:
             for kind in ("hallucination", "knowledge")
             if not np.isnan(line.get(kind, np.nan))
         ]
-        said.append(f"**{plain(line['checkpoint'])}**, mean change of scores: {plain(', '.join(parts) or 'none can be said')}")
+        without = f"; left out, because the baseline has 0 or no item to compare: {', '.join(line['left_out'])}"
+        words = (", ".join(parts) or "none can be said") + (without if line["left_out"] else "")
+        said.append(f"**{plain(line['checkpoint'])}**, mean change of scores: {plain(words)}.")
     return said
 
 

@@ -14,16 +14,28 @@ EVERY = (*SUITES["hallucination"], "mmlu")
 
 
 def evaluated_checkpoint(
-    number: int, adapter: str | None = None, benchmarks=EVERY, couplings=("paper", "invariant"), items: int = ITEMS, **model
+    number: int,
+    adapter: str | None = None,
+    benchmarks=EVERY,
+    couplings=("paper", "invariant"),
+    items: int = ITEMS,
+    always: float | None = None,
+    **model,
 ) -> None:
     """Store the evaluations of a made-up checkpoint; a later `number` has more coupling and makes more errors.
 
-    Gamma of an item's layer 5 goes with its errors; `model` replaces fields of its provenance.
+    Gamma of an item's layer 5 goes with its errors. `always` is the value of every item (NaN: a model that is not finite, which
+    has no Gamma either); `model` replaces fields of the provenance.
     """
     for place, name in enumerate(benchmarks):
         folder = workspace_dir(FOLDER, f"{number:02d}-{name}")
         for coupling in couplings or (None,):
-            _evaluation(BENCHMARKS[name], place, number, adapter, coupling, items, model).save(folder)
+            evaluation = _evaluation(BENCHMARKS[name], place, number, adapter, coupling, items, model)
+            if always is not None:
+                evaluation.records["value"] = always
+                if np.isnan(always):
+                    evaluation.gamma.gamma[:], evaluation.gamma.gradient_sums[:] = np.nan, 0
+            evaluation.save(folder)
 
 
 def _evaluation(

@@ -20,6 +20,7 @@ from gamelora import evaluation_jobs, jobs
 from gamelora.checkpoint_sources import CheckpointSource
 from gamelora.evaluation_jobs import EvaluationRequest, benchmark_at_work
 from gamelora.job_processes import until
+from gamelora.jobs import Job
 from tests.job_helpers import wait_for
 from tests.tiny import tiny_model, with_adapter
 from tests.tiny_files import save_adapter
@@ -109,6 +110,17 @@ def test_the_stage_says_which_benchmark_is_at_work():
     assert at_work("scoring TruthfulQA") == "truthfulqa_mc" and at_work("Gamma of MemoTrap items") == "memo_trap"
     assert at_work("scoring HaluEval QA") == "halueval_qa"
     assert at_work("scoring built-in multiple choice") == "builtin_mc"
+
+
+def test_the_cost_comes_from_this_models_own_evaluations(workspace, monkeypatch):
+    asked = request(limit=10)
+    guess, known_here = asked.seconds(SUITE)
+    assert not known_here and guess > asked.seconds(SUITE[:1])[0] > 0
+    title, argv = asked.title, ["python", "-m", *asked.arguments]
+    done = Job("x", asked.target, title, argv, workspace, "done", started=0.0, finished=3 * guess)
+    monkeypatch.setattr(jobs, "jobs", lambda: [done])
+    assert asked.seconds(SUITE) == (pytest.approx(3 * guess), True)
+    assert request(CheckpointSource("/models/other"), limit=10).seconds(SUITE) == (pytest.approx(guess), False)
 
 
 # --- what is there already ------------------------------------------------------------------------------------------------

@@ -48,8 +48,9 @@ def score_table(checkpoints: Sequence[Checkpoint]) -> pd.DataFrame:
 
 def score_lines(checkpoints: Sequence[Checkpoint], baseline: Checkpoint) -> pd.DataFrame:
     """A line a score and checkpoint: score, kind, title, checkpoint, value, standard_error, n, invalid, unparsed,
-    length_only, the relative change against the baseline with its 95 % paired bootstrap interval (change, low, high; NaN for
-    the baseline itself and where it is 0), and the paper's two columns.
+    length_only, noted (items that were truncated, merged or too long), the relative change against the baseline with its
+    95 % paired bootstrap interval (change, low, high; NaN for the baseline itself and where it is 0), and the paper's two
+    columns.
 
     Raises
     ------
@@ -65,14 +66,21 @@ def score_lines(checkpoints: Sequence[Checkpoint], baseline: Checkpoint) -> pd.D
             change = changed.get(score.name, unknown)
             line = {"score": score.name, "kind": score.kind, "title": score.title, "checkpoint": point.name}
             line |= {field: getattr(score, field) for field in _FIELDS}
-            line |= {"change": change.value, "low": change.low, "high": change.high}
+            line |= {"noted": _noted(score), "change": change.value, "low": change.low, "high": change.high}
             lines.append(line | dict(zip(PAPER_COLUMNS, PAPER_TABLE.get(score.name, (math.nan, math.nan)), strict=True)))
     return pd.DataFrame(lines).sort_values(["kind", "score"], kind="stable", ignore_index=True)
 
 
+def _noted(score: TaskScore) -> str:
+    """How many items were not scored as they stand, and why; "" when none."""
+    counts = {"truncated": score.truncated, "merged with the prompt": score.merged, "too long": score.too_long}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
 def mean_changes(checkpoints: Sequence[Checkpoint], baseline: Checkpoint) -> pd.DataFrame:
     """A line a checkpoint but the baseline: mean relative change over hallucination and over knowledge scores with its 95 %
-    paired bootstrap interval (hallucination, hallucination_low, hallucination_high, and the same for knowledge).
+    paired bootstrap interval (hallucination, hallucination_low, hallucination_high, and the same for knowledge), and the
+    scores `left_out` of it because the baseline has 0 or no item that both could score.
 
     Raises
     ------
@@ -82,9 +90,10 @@ def mean_changes(checkpoints: Sequence[Checkpoint], baseline: Checkpoint) -> pd.
     lines = []
     for point in checkpoints:
         if point is not baseline:
-            line = {"checkpoint": point.name}
+            line: dict = {"checkpoint": point.name, "left_out": []}
             for kind, change in changes(point, baseline).items():
                 line |= {kind: change.mean.value, f"{kind}_low": change.mean.low, f"{kind}_high": change.mean.high}
+                line["left_out"] = [*line["left_out"], *change.left_out]
             lines.append(line)
     return pd.DataFrame(lines)
 
