@@ -25,10 +25,43 @@ GROUPS = {
     "objectives": "Objectives",
     "run": "Evaluations and checkpoints",
 }
-_LABELS = {"r": "Rank r", "lora_alpha": "LoRA alpha", "lora_dropout": "LoRA dropout", "use_dora": "DoRA", "use_rslora": "rsLoRA"}
+_LABELS = {  # where the field's own name says too little
+    "dtype": "Base precision",
+    "autocast": "Forward precision",
+    "eval_text": "Held-out text",
+    "eval_tokens": "Held-out tokens",
+    "seq_len": "Tokens a row",
+    "r": "Rank r",
+    "lora_alpha": "LoRA alpha",
+    "lora_dropout": "LoRA dropout",
+    "use_dora": "DoRA",
+    "use_rslora": "rsLoRA",
+    "batch_size": "Rows a step",
+    "micro_batch_size": "Rows at once",
+    "lr_scheduler": "Schedule",
+    "max_grad_norm": "Longest gradient",
+    "update_weights_every": "Steps a bargain",
+    "lambda_ldb": "λ barrier",
+    "lambda_bt": "λ Barlow Twins",
+    "lambda_warmup": "λ warm-up",
+    "lambda_decay_start": "λ decay from",
+    "epsilon": "Barrier ε",
+    "bt_a": "Pair weight a",
+    "bt_b": "Pair weight b",
+    "bt_tau": "Pair weight τ",
+    "bt_target": "Barlow Twins target",
+    "bt_decay": "Barlow Twins decay",
+    "eval_every": "Steps an evaluation",
+    "save_every": "Steps a checkpoint",
+    "report_to": "Trackers",
+}
 _WIDE = ("model", "text", "eval_text")
 _COLUMNS = 3
 _FIRST = "laptop"
+# Start and what the run takes stay in sight beside the long form.
+_STICKY = """<style>
+[data-testid="stColumn"]:has(> * > .st-key-train_plan) { position: sticky; top: 3.5rem; align-self: flex-start }
+</style>"""
 
 
 def form(view: View) -> None:
@@ -41,15 +74,16 @@ def form(view: View) -> None:
 @st.fragment
 def _draw(models: list[str]) -> None:
     config, problems = read_form()
+    st.html(_STICKY)
     left, right = st.columns([5, 4], gap="large")
     with left:
         _start_from()
         _name(problems)
         for advanced in (False, True):
-            with st.expander("Advanced", key="train_advanced") if advanced else st.container(gap="medium"):
+            with st.expander("Advanced", key="train_advanced") if advanced else st.container():
                 for group, title in GROUPS.items():
                     _group(group, title, advanced, models, problems)
-    with right:
+    with right, st.container(key="train_plan"):
         plan(st.session_state["train_name"], config, int(st.session_state["train_processes"]), problems)
 
 

@@ -25,6 +25,7 @@ from pages._widgets import plain
 
 _TICK_SECONDS = 2.0
 _LOG_LINES = 15
+_MEAN_OF = 10  # steps that a number stands for: one step's value jumps about
 _STATES = {"queued": "waiting", "unreadable": "cannot be read"}
 
 
@@ -50,6 +51,7 @@ def _draw(name: str, drawn_as: str, view: View) -> None:
         st.warning(plain(sentence))
     panels = panels_of(metrics)
     if panels:
+        _numbers(metrics)
         words = f"Losses, weights, Gamma and speed of run {name} by step"
         st.echarts_chart(option_of(panels, metrics), height=height_of(panels), key="run_chart", renderer="svg", alt=words)
     elif now.live:
@@ -100,6 +102,34 @@ def _times(now: Training) -> str:
     return (
         f"{seconds(now.job.elapsed)} so far, {f'about {seconds(left)} left' if left is not None else 'time left not known yet'}."
     )
+
+
+def _numbers(metrics: RunMetrics) -> None:
+    """The latest values; of the held-out text also the change since the first evaluation."""
+    held_out, training = metrics.series("eval_loss").dropna(), metrics.series("loss/ce").dropna()
+    gamma = [name for name in metrics.names if name.startswith("gamma/L") and metrics.series(name).notna().any()]
+    with st.container(horizontal=True, gap="large", key="run_numbers"):
+        if len(held_out):
+            change = f"{held_out.iloc[-1] - held_out.iloc[0]:+.3g}" if len(held_out) > 1 else None
+            st.metric(
+                "Held-out cross-entropy",
+                f"{held_out.iloc[-1]:.3g}",
+                change,
+                delta_color="off",
+                width="content",
+                help=f"Nats per token after step {held_out.index[-1]}; below it the change since step {held_out.index[0]}.",
+            )
+        if len(training):
+            mean = training.tail(_MEAN_OF).mean()
+            words = f"Nats per token on the training text, mean of the last {min(_MEAN_OF, len(training))} steps."
+            st.metric("Training cross-entropy", f"{mean:.3g}", width="content", help=words)
+        for name in gamma[:2]:
+            values = metrics.series(name).dropna().tail(_MEAN_OF)
+            words = f"Interaction strength of that layer on the training text, mean of the last {len(values)} steps."
+            st.metric(f"Γ(G), layer {name.removeprefix('gamma/L')}", f"{values.mean():.3g}", width="content", help=words)
+        speed = metrics.series("tokens_per_second").dropna().tail(_MEAN_OF)
+        if len(speed):
+            st.metric("Tokens per second", f"{speed.median():,.0f}", width="content", help=f"Median of {len(speed)} steps.")
 
 
 def _details(now: Training, config: GameLoraConfig | str | None, metrics: RunMetrics) -> None:

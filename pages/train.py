@@ -7,33 +7,39 @@ from pages._frame import View
 from pages._train_form import form
 from pages._train_live import live
 from pages._train_queue import queue
-from pages._widgets import header, linked_or_said
+from pages._widgets import header, linked, plain
 
 
 def main(view: View) -> None:
     header("Train", "Fine-tune a checkpoint with GAME-LoRA or one of its baselines; a run goes on when the browser is closed.")
     names = training_jobs.names()
+    _choose(names)
     if names:
         _picker(names)
-    if st.session_state.get("run") in names:
+    if st.session_state["run"]:
         live(st.session_state["run"], view)
     else:
         form(view)
     queue()
 
 
-def _picker(names: list[str]) -> None:
+def _choose(names: list[str]) -> None:
     """Which run is on screen, in the link; none shows the form. A visit without a link finds the run that is at work."""
-    state = st.session_state
+    state, wanted = st.session_state, st.query_params.get("run")
     if "next_run" in state:
         state["run"] = state.pop("next_run")
-    elif "run" not in state and "run" not in st.query_params:
+    elif "run" not in state and wanted is None:
         state["run"] = next((name for name in names if training_jobs.look(name).live), None)
-    linked_or_said("run", names, None)
+    elif "run" not in state and wanted not in names:
+        st.warning(f"The link asks for run {plain(wanted)}, which is not in this workspace. Choose another, or start a new one.")
+    linked("run", names, None)
+
+
+def _picker(names: list[str]) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.selectbox("Run", names, key="run", placeholder="A new run", persist_state="session", width=320)
-        if state["run"] is not None:
-            st.button("New run", on_click=state.update, args=({"run": None},))
+        if st.session_state["run"] is not None:
+            st.button("New run", on_click=st.session_state.update, args=({"run": None},))
 
 
 main(st.session_state["view"])

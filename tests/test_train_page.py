@@ -44,8 +44,11 @@ def given(test, **values):
 
 
 def form_for(model, **values):
-    """The form, filled for a tiny model."""
-    return given(train(), model=model, seq_len="16", eval_tokens="32", **values)
+    """The form, filled for a tiny model by pasting a config, then changed."""
+    config = GameLoraConfig.from_dict(PRESETS["laptop"] | {"model": model, "seq_len": 16, "eval_tokens": 32})
+    test = train()
+    test.text_area(key="train_paste").set_value(config.to_yaml()).run()
+    return given(pressed(test, "train_use"), **values)
 
 
 def pressed(test, key):
@@ -108,7 +111,7 @@ def test_all_problems_stand_at_their_fields_at_once_and_nothing_can_start(small)
     ids=str,
 )
 def test_what_the_model_and_the_machine_cannot_do_is_said_before_the_start(small, values, part):
-    test = form_for(**{"model": small} | values) if "model" not in values else form_for(**values)
+    test = form_for(**{"model": small} | values)
     assert part in words(test) and test.button(key="train_start").disabled and not test.exception
 
 
@@ -271,7 +274,7 @@ def test_health_is_said_in_words(small):
     run = made_run(state="stopped")
     run.append_metrics({"step": 21, "loss/ce": float("nan")})
     run.write_status(bargains={"solved": 1, "failed": 2, "opposed": 0}, notes=["A word of the trainer."])
-    said = "\n".join(warning.value for warning in train(run="mine").warning)
+    said = words(train(run="mine"))
     for part in ("cross-entropy was not finite", "2 of 3 bargains", "A word of the trainer"):
         assert part in said
 
