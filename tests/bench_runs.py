@@ -18,7 +18,7 @@ from gamelora.run_figures import overlay_figure
 from gamelora.run_metrics import RunMetrics
 from gamelora.run_table import overlay, run_row
 from gamelora.runs import Run
-from gamelora.training_figures import draw, fill, grid_of
+from gamelora.training_figures import option_of, panels_of
 from gamelora.training_jobs import look_all
 from tests.made_up_runs import made_up_run, step_line
 
@@ -47,16 +47,14 @@ def _cpu(act: Callable[[], object]) -> float:
 
 
 def _live_tick(run: Run) -> tuple[float, float]:
-    """Median CPU of reading on by two steps and filling the chart, and of reading everything; alternated."""
+    """Median CPU of reading on by two steps and making the chart, and of reading everything; alternated."""
     metrics = RunMetrics().read_on(run)
-    grid = grid_of(metrics)
-    figure = draw(grid)
     ticks, wholes = [], []
 
     def tick() -> None:
         nonlocal metrics
         metrics = metrics.read_on(run)
-        fill(figure, grid, metrics)
+        json.dumps(option_of(panels_of(metrics), metrics))
 
     tick()
     for number in range(TICKS):

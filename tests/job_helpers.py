@@ -62,11 +62,11 @@ def fresh_interpreter(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def made_up_job(name, **status) -> Path:
-    """A job's folder as an earlier process may have left it."""
+def made_up_job(name, target=None, argv=("x",), **status) -> Path:
+    """A job's folder as an earlier process may have left it; names sort by age."""
     folder = jobs.workspace_root() / "jobs" / name
     folder.mkdir(parents=True)
-    spec = {"format": 1, "target": name, "title": name, "argv": ["x"], "device": "", "created": 5.0}
+    spec = {"format": 1, "target": target or name, "title": name, "argv": list(argv), "device": "", "created": 5.0}
     (folder / "job.json").write_text(json.dumps(spec))
     jobs.write_status(folder, **({"state": "running", "rank": 0.0} | status))
     (folder / "log.txt").write_text("first\nlast words\n")

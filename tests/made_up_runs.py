@@ -26,6 +26,9 @@ def step_line(number, steps=10, seed=0, **more):
     }
     line |= {"weight/ce": 1.0, "weight/ldb": 0.3, "weight/bt": 0.2, "lambda/ldb": 0.352, "lambda/bt": 0.179, "scale/bt": 1.0}
     line |= {f"gamma/L{LAYER}": 1.0 - 0.5 * number / steps, "tokens_per_second": 900.0 + noise, "peak_memory": 1e9}
+    if number % 10 == 1:  # where the weights are renewed
+        line |= {"gradient_norm/ce": 1.0, "gradient_norm/ldb": 0.2, "gradient_norm/bt": 8.0}
+        line |= {"cosine/ce_ldb": 0.1 * noise, "cosine/ce_bt": 0.05, "cosine/ldb_bt": -0.2}
     return line | more
 
 

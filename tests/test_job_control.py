@@ -209,7 +209,8 @@ def test_a_limit_that_cannot_be_read_is_refused_before_anything_starts(start, mo
 
 
 def test_a_worker_with_patience_ends_by_itself_and_the_job_is_stopped(start):
-    job = at_work(start("import time; from gamelora import jobs; print('at work')\nwhile not jobs.stop_asked(): time.sleep(0.02)"))
+    code = "import time; from gamelora import jobs; print('at work')\nwhile not jobs.stop_asked(): time.sleep(0.02)"
+    job = at_work(start(code))
     asked = jobs.stop(job.id, wait=False, patience=60)
     assert asked.live and asked.stopping
     ended = wait_for(job, "stopped")

@@ -1,6 +1,8 @@
 """The train page without a browser: the form and its checks, every state that a run can be in, and what its buttons do."""
 
 import json
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from gamelora.run_metrics import RunMetrics
 from gamelora.runs import Run
 from gamelora.training_figures import POINTS
 from tests.conftest import ROOT
-from tests.made_runs import made_job, made_run
+from tests.job_helpers import made_up_job
+from tests.made_up_runs import made_up_run
 from tests.synthetic import synthetic_result
 from tests.test_pages import DEFAULT, job, known_jobs, started, words  # noqa: F401
 from tests.tiny_files import save_folder, text_model
@@ -24,6 +27,17 @@ def small(workspace, tmp_path):
     """A workspace with a result and a tiny model; the model's folder."""
     synthetic_result(n_layers=4).save(workspace / "results" / f"{DEFAULT}.npz")
     return str(save_folder(text_model(num_hidden_layers=2), tmp_path / "model"))
+
+
+def made_run(name="mine", state="stopped", **values):
+    """A run on disk."""
+    return made_up_run(name, state, **{"steps": 20, "report_to": []} | values)
+
+
+def made_job(state, **status):
+    """The job that worked on it."""
+    argv = [sys.executable, "-m", "gamelora", "train", "--run", "mine"]
+    return made_up_job("20260101-x", "run:mine", argv, state=state, **status)
 
 
 def train(**link):
@@ -182,11 +196,11 @@ def curves(test):
 
 
 def test_a_finished_run_shows_its_curves_and_its_end(small):
-    made_run(steps=40)
+    made_run(steps=40, state="finished")
     test = well(train(run="mine"))
     drawn = curves(test)
     np.testing.assert_allclose(drawn["training"], RunMetrics().read_on(Run.open("mine")).series("loss/ce"))
-    assert len(drawn["held-out"]) == 5
+    assert len(drawn["held-out"]) == 2
     assert "finished" in words(test) and "Finished at step 40 of 40" in words_and_bars(test)
 
 
@@ -195,7 +209,7 @@ def test_20_000_steps_are_drawn_with_few_points_and_downloaded_whole(small):
     drawn = curves(well(train(run="mine")))
     assert max(map(len, drawn.values())) <= POINTS
     assert drawn["training"].max() == RunMetrics().read_on(run).series("loss/ce").max(), "no spike is lost"
-    assert RunMetrics().read_on(run).to_csv().count(b"\n") == 20_000 + 2_001 + 1
+    assert RunMetrics().read_on(run).to_csv().count(b"\n") == 20_000 + 2 + 1
 
 
 def test_only_new_lines_are_read_at_a_tick(small, monkeypatch):
@@ -243,7 +257,7 @@ def test_a_stopping_run_says_so(small, monkeypatch):
 
 def test_a_killed_run_shows_its_last_lines_and_what_to_do_next(small, started):  # noqa: F811
     made_run(state="running", done=5)
-    made_job("1", "failed", error="killed by signal 9 (often the system running out of memory)")
+    made_job("failed", error="killed by signal 9 (often the system running out of memory)")
     test = train(run="mine")
     said = words(test)
     assert "Failed at step 5 of 20" in said and "killed by signal 9" in said
@@ -263,7 +277,7 @@ def test_a_resume_names_the_step_of_the_newest_checkpoint(small, started, monkey
 
 
 def test_a_run_that_was_stopped_before_it_began_starts_again(small, started):  # noqa: F811
-    made_job("1", "stopped")
+    made_job("stopped")
     test = well(train(run="mine"))
     assert "stopped before it began" in words(test)
     pressed(test, "run_start_again")
@@ -312,7 +326,7 @@ def test_a_clone_is_a_new_form_with_the_same_settings(small):
 
 def test_delete_asks_once_and_removes_the_run_with_its_jobs(small):
     run = made_run()
-    made_job("1", "done")
+    made_job("done")
     test = train(run="mine")
     assert "This cannot be undone" in words(test)
     pressed(test, "run_delete_it")
@@ -327,7 +341,7 @@ def test_a_link_to_a_run_that_is_gone_says_so_and_shows_the_form(small):
 
 
 def test_a_deleted_adapter_is_said(small):
-    made_run(model=small)
+    shutil.rmtree(made_run(model=small, state="finished").adapter)
     assert "Its adapter was deleted" in words(train(run="mine"))
 
 

@@ -16,8 +16,7 @@ from gamelora.config import GameLoraConfig
 from gamelora.job_processes import find_processes, signal_all, until
 from gamelora.memory import less_memory
 from gamelora.runs import Run
-from tests.job_helpers import ROOT, starter
-from tests.made_runs import made_job
+from tests.job_helpers import ROOT, made_up_job, starter
 from tests.test_runs import command, settings, write_config
 from tests.tiny_files import save_folder, text_model
 
@@ -112,12 +111,12 @@ def test_a_taken_name_is_refused_and_an_unused_one_found(model, workspace):
 def test_a_run_reads_as_its_status_and_its_job_say(model, workspace):
     with pytest.raises(ValueError, match="there is no run 'mine'"):
         training_jobs.look("mine")
-    made_job("1", "failed", error="there is no model '/x'.")
+    made_up_job("1", "run:mine", state="failed", error="there is no model '/x'.")
     assert training_jobs.look("mine").state == "failed" and "no model" in training_jobs.look("mine").reason
     run = Run.create("mine", settings(model))
     now = training_jobs.look("mine")
     assert (now.state, now.reason) == ("failed", "there is no model '/x'."), "its process is gone, and the job saw why"
-    made_job("2", "stopped")
+    made_up_job("2", "run:mine", state="stopped")
     assert training_jobs.look("mine").state == "stopped"
     run.write_status(state="finished", step=4)
     assert training_jobs.look("mine").state == "finished" and training_jobs.look("mine").step == 4
@@ -131,8 +130,8 @@ def test_a_run_reads_as_its_status_and_its_job_say(model, workspace):
 
 
 def test_names_hold_runs_and_jobs_that_have_not_become_one(model, workspace):
-    made_job("1", "stopped", target="run:early")
-    made_job("2", "done", target="run:deleted")
+    made_up_job("1", "run:early", state="stopped")
+    made_up_job("2", "run:deleted", state="done")
     Run.create("mine", settings(model))
     assert training_jobs.names() == ["early", "mine"]
 
@@ -142,7 +141,7 @@ def test_out_of_memory_is_told_from_other_failures(model, workspace):
     for reason, expected in [("out of memory with 4 rows of 16 tokens at once", True), ("disk full", False), (None, False)]:
         run.write_status(state="failed", reason=reason)
         assert training_jobs.look("mine").out_of_memory == expected
-    made_job("1", "failed", error="killed by signal 9 (often the system running out of memory)")
+    made_up_job("1", "run:mine", state="failed", error="killed by signal 9 (often the system running out of memory)")
     run.write_status(state="running", reason=None)
     assert training_jobs.look("mine").out_of_memory, "the system ended it"
 
