@@ -2,11 +2,16 @@
 
 import pytest
 
+from tests.job_helpers import made_up_job
+from tests.made_up_runs import made_up_run, step_line
 from tests.synthetic import synthetic_result
 from tests.test_browser import DEFAULT, SHOTS, Visit, chromium, serving  # noqa: F401
 
 pytestmark = pytest.mark.browser
 PATH = "gamelora-train"
+LENGTH = (
+    """[...document.querySelectorAll(".st-key-run_chart svg path")].map(path => path.getAttribute("d") || "").join("").length"""
+)
 
 
 @pytest.fixture
@@ -42,9 +47,59 @@ def step_after(page, step):
 
 def length_of_curves(page):
     """How much is drawn, in letters of the paths of the chart."""
-    paths = page.locator(".st-key-run_chart svg path")
-    paths.first.wait_for()
-    return paths.evaluate_all("paths => paths.map(path => path.getAttribute('d') || '').join('').length")
+    page.locator(".st-key-run_chart svg path").first.wait_for()
+    return page.evaluate(LENGTH)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A server with the default model's result, a finished run, one that failed, and one at work at step 20,000."""
+    workspace = tmp_path_factory.mktemp("train") / "workspace"
+    synthetic_result(n_layers=30, n_heads=9, n_kv_heads=3).save(workspace / "results" / f"{DEFAULT}.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GAMELORA_WORKSPACE", str(workspace))
+        made_up_run("finished", steps=150, status={"notes": ["Step 7 was skipped: the gradient of bt was not finite."]})
+        made_up_run("broken", "running", steps=150, done=80, checkpoints=(60,))
+        made_up_job(
+            "20260101-x", "run:broken", state="failed", error="killed by signal 9 (often the system running out of memory)"
+        )
+    with serving(workspace) as found:
+        yield found
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("run", ["", "finished", "broken"])
+def test_the_page_looks_right_in_both_themes(address, visit, run, theme, width, height):
+    seen = visit(theme=theme, width=width, height=height)
+    seen.page.goto(f"{address}/{PATH}?run={run}" if run else f"{address}/{PATH}")
+    seen.page.locator(".st-key-run_chart svg" if run else ".st-key-train_plan table").first.wait_for()
+    quiet(seen)
+    seen.page.screenshot(path=SHOTS / f"train_{run or 'new'}_{theme}_{width}x{height}.png")
+    seen.check()
+
+
+def test_new_points_go_into_the_chart_that_stands_there(visit, tmp_path, monkeypatch):
+    """At 20,000 steps; a chart that is made anew at each tick flashes, and sends everything again."""
+    workspace = tmp_path / "workspace"
+    synthetic_result(n_layers=30, n_heads=9, n_kv_heads=3).save(workspace / "results" / f"{DEFAULT}.npz")
+    monkeypatch.setenv("GAMELORA_WORKSPACE", str(workspace))
+    run = made_up_run("long", "running", steps=30_000, done=20_000)
+    with run.training(), serving(workspace) as address:
+        seen = visit()
+        seen.page.goto(f"{address}/{PATH}")
+        step_after(seen.page, 19_999)
+        before = length_of_curves(seen.page)
+        seen.page.locator(".st-key-run_chart svg").first.evaluate("element => { element.mark = 1 }")
+        seen.bytes = 0
+        for number in range(20_001, 20_041):
+            run.append_metrics(step_line(number, 30_000, **{"loss/ce": 9.0}))
+        run.write_status(step=20_040)
+        step_after(seen.page, 20_039)
+        seen.page.wait_for_function("before => " + LENGTH + " != before", arg=before)
+        assert seen.page.locator(".st-key-run_chart svg").first.evaluate("element => element.mark") == 1
+        assert 10_000 < seen.bytes < 600_000
+        seen.check()
 
 
 @pytest.mark.slow
