@@ -16,7 +16,7 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 
 from analysis.devices import check_memory
 from analysis.pretrained import load_tokenizer, load_weights
-from analysis.workspace import workspace_dir
+from analysis.workspace import workspace_dir, workspace_root
 
 _ARCHITECTURES = sorted(set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer"})  # two sections of the header
 _PLAIN_TYPES = {"F32", "F16", "F64", "I8", "I16", "I32", "I64"}
@@ -89,6 +89,7 @@ def converted_folder(path: Path, sha256: str) -> Path:
     folder = conversion_of(sha256)
     if folder.is_dir():
         return folder
+    workspace_dir("models")
     info = inspect_gguf(path)
     check_memory(path.name, info.parameters * 4, {"": "cpu"}, "float32, which it is dequantized to")
     with FileLock(folder.parent / f".{folder.name}.lock"):  # the system frees it when its process dies
@@ -99,7 +100,7 @@ def converted_folder(path: Path, sha256: str) -> Path:
 
 def conversion_of(sha256: str) -> Path:
     """Where the safetensors copy of a GGUF file of that hash lies, once it is made."""
-    return workspace_dir("models") / f"gguf-{sha256[:16]}"
+    return workspace_root() / "models" / f"gguf-{sha256[:16]}"
 
 
 def _convert(path: Path, info: GGUFInfo, folder: Path) -> None:

@@ -25,7 +25,7 @@ from analysis.models import model_name
 from analysis.pretrained import empty_model
 from analysis.progress import report
 from analysis.sources import resolve
-from analysis.workspace import atomic_write, workspace_dir
+from analysis.workspace import atomic_write, workspace_root
 from gamelora import jobs
 from gamelora.build import build_trainer
 from gamelora.command_line import settings_arguments
@@ -86,7 +86,7 @@ class DryStep:
 
 def path_of(config: GameLoraConfig) -> Path:
     """Where the measurement of such a config lies."""
-    return workspace_dir("dry-steps") / f"{_digest(config)}.json"
+    return workspace_root() / "dry-steps" / f"{_digest(config)}.json"
 
 
 def read(config: GameLoraConfig) -> DryStep | None:

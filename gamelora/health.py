@@ -10,6 +10,8 @@ import pandas as pd
 from gamelora.run_metrics import RunMetrics
 
 _RECENT = 20  # steps that a judgement looks at
+_PACE_OF = 100  # steps that tell how fast the run is
+_INTERRUPTED = 50  # times as long as a step
 _LITTLE_WEIGHT = 0.05
 _FLOOR = 1e-3  # of the barrier's gap: below it no pair of heads couples enough to matter
 _LOSSES = {"loss/ce": "cross-entropy", "loss/ldb": "barrier", "loss/bt": "Barlow Twins loss"}
@@ -25,6 +27,21 @@ def health(metrics: RunMetrics, status: dict[str, Any]) -> list[str]:
     """
     found = [*_not_finite(metrics), *_unsolved(status), *_little_weight(metrics), *_at_its_floor(metrics), *_overfitting(metrics)]
     return [*found, *(note for note in status.get("notes", []) if note not in found)]
+
+
+def seconds_left(metrics: RunMetrics, steps: int, now: float) -> float | None:
+    """Until the last of `steps`, at the pace of the latest steps with their evaluations; None before there are two.
+
+    Parameters
+    ----------
+    now : Unix seconds; counts down between two steps.
+    """
+    times = metrics.series("time").dropna().tail(_PACE_OF + 1)
+    pauses = times.diff().dropna()
+    pauses = pauses[pauses <= _INTERRUPTED * pauses.median()]  # a run that was stopped and resumed
+    if pauses.empty:
+        return None
+    return max(0.0, float(pauses.mean()) * (steps - int(times.index[-1])) - max(0.0, now - float(times.iloc[-1])))
 
 
 def _recent(metrics: RunMetrics, name: str) -> pd.Series:

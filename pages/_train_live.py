@@ -9,7 +9,7 @@ import streamlit as st
 from analysis.models import model_name
 from gamelora import jobs, training_jobs
 from gamelora.config import GameLoraConfig
-from gamelora.health import health
+from gamelora.health import health, seconds_left
 from gamelora.measurement_jobs import text_name
 from gamelora.model_card import TITLES
 from gamelora.run_metrics import RunMetrics
@@ -36,15 +36,15 @@ def live(name: str, view: View) -> None:
 
 
 def _draw(name: str, drawn_as: str, view: View) -> None:
-    now = training_jobs.look(name)
-    if now.state != drawn_as:
+    now = training_jobs.look(name) if name in training_jobs.names() else None
+    if now is None or now.state != drawn_as:  # deleted, perhaps in another tab, or at its next state
         st.rerun()
     config = config_of(now.run) if now.run else None
     metrics = metrics_of(now.run) if now.run else RunMetrics()
     _title(now, config)
     if isinstance(config, str):
         st.error(plain(config))
-    _progress(now)
+    _progress(now, metrics)
     actions(now, config if isinstance(config, GameLoraConfig) else None, view)
     show_refusal()
     for sentence in health(metrics, now.status):
@@ -69,7 +69,7 @@ def _title(now: Training, config: GameLoraConfig | str | None) -> None:
     st.markdown(f"**{plain(now.name)}** :{color}-badge[{state}] :small[:gray[{plain(what)}]]")
 
 
-def _progress(now: Training) -> None:
+def _progress(now: Training, metrics: RunMetrics) -> None:
     """Step, elapsed and remaining; for a run that is not live why it ended, and the last lines of a failed one."""
     steps = now.status.get("steps") or 0
     done = f"step {now.step:,} of {steps:,}" if steps else "not begun"
@@ -81,7 +81,7 @@ def _progress(now: Training) -> None:
         stage = "saving, then ending" if now.state == "stopping" else progress.stage if progress else "training"
         stage = stage or "starting"
         st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{stage[:1].upper()}{stage[1:]}, {done}")
-        st.caption(f"{_times(now)} You can leave this page or close the browser; it goes on.")
+        st.caption(f"{_times(now, metrics)} You can leave this page or close the browser; it goes on.")
     elif now.state == "failed":
         st.error(f"Failed at {done}. {plain(now.reason)}")
         if now.job:
@@ -95,13 +95,10 @@ def _progress(now: Training) -> None:
             st.caption(plain(now.reason))
 
 
-def _times(now: Training) -> str:
-    if now.job is None:
-        return f"Trained from a command line for {seconds(time.time() - now.status['created'])}."
-    left = now.job.remaining
-    return (
-        f"{seconds(now.job.elapsed)} so far, {f'about {seconds(left)} left' if left is not None else 'time left not known yet'}."
-    )
+def _times(now: Training, metrics: RunMetrics) -> str:
+    left = seconds_left(metrics, now.status.get("steps") or 0, time.time())
+    since = f"{seconds(now.job.elapsed)} so far" if now.job and now.job.live else "Trained from a command line"
+    return f"{since}, {f'about {seconds(left)} left' if left is not None else 'time left not known yet'}."
 
 
 def _numbers(metrics: RunMetrics) -> None:

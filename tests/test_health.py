@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from gamelora.health import health
+from gamelora.health import health, seconds_left
 from gamelora.run_metrics import RunMetrics
 
 SOUND = {
@@ -63,3 +63,22 @@ def test_bargains_without_a_solution_are_counted_and_the_trainers_words_follow()
 def test_a_single_loss_has_no_weight_to_lose():
     alone = RunMetrics(pd.DataFrame({"loss/ce": [2.0], "weight/ce": [1.0]}, index=[1]))
     assert health(alone, STATUS) == []
+
+
+def paced(*times, first=1) -> RunMetrics:
+    return RunMetrics(pd.DataFrame({"time": times}, index=range(first, first + len(times)), dtype=float))
+
+
+def test_the_time_left_goes_by_the_latest_steps_and_counts_down_between_them():
+    assert seconds_left(paced(100, 102, 104, 106), 10, now=106) == 6 * 2
+    assert seconds_left(paced(100, 102, 104, 106), 10, now=109) == 6 * 2 - 3
+    assert seconds_left(paced(100, 102, 104, 106), 10, now=500) == 0
+    assert seconds_left(paced(*range(0, 400, 4), *range(400, 600, 2), first=1), 300, now=598) == pytest.approx(100 * 2, rel=0.02)
+
+
+def test_a_break_between_stop_and_resume_is_no_pace():
+    assert seconds_left(paced(0, 1, 2, 3, 9000, 9001, 9002), 17, now=9002) == 10
+
+
+def test_no_time_is_known_before_two_steps():
+    assert seconds_left(RunMetrics(), 10, 0) is None and seconds_left(paced(5), 10, 5) is None
