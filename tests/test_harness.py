@@ -93,6 +93,40 @@ def test_the_batch_size_does_not_matter(name):
         assert list(mine) == pytest.approx(list(other), rel=1e-5)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt", "gemma"])
+@pytest.mark.parametrize("name", ["builtin_qa", "builtin_mc", "builtin_traps"])
+def test_reading_what_is_shared_once_changes_nothing(architecture, name, monkeypatch):
+    tiny, items, read = tiny_loaded(architecture), some(name, 10), []
+    embeddings = tiny.model.get_input_embeddings()
+    hook = embeddings.register_forward_hook(lambda _module, given, _out: read.append(given[0].numel()))
+    together = evaluate_benchmark(tiny, items).records
+    tokens_together = sum(read)
+    monkeypatch.setattr("analysis.hallucination.harness.can_share", lambda *_: False)
+    alone = evaluate_benchmark(tiny, items).records
+    hook.remove()
+    assert tokens_together < sum(read) - tokens_together
+    mine, other = (records.groupby("score_name")["value"] for records in (together, alone))
+    assert mine.mean().to_numpy() == pytest.approx(other.mean().to_numpy(), abs=1e-6)
+    # one item: HFLM adds up float32 logs, so that its own MC2 moves by about 1e-6 with the batch size
+    assert together["value"].to_numpy() == pytest.approx(alone["value"].to_numpy(), abs=5e-6)
+    assert list(together["prediction"]) == list(alone["prediction"])
+    for mine, other in zip(together["log_likelihoods"], alone["log_likelihoods"], strict=True):
+        assert list(mine) == pytest.approx(list(other), rel=1e-5)
+
+
+def test_a_shared_instruction_is_read_once_and_a_truncated_item_is_answered_all_the_same():
+    answers = {}
+    for window in (512, 110):  # the second cuts the longest prompts
+        tiny, items = tiny_loaded(max_position_embeddings=window), some("builtin_qa", 10)
+        with pytest.MonkeyPatch.context() as patch:
+            shared = evaluate_benchmark(tiny, items)
+            patch.setattr("analysis.hallucination.harness.can_share", lambda *_: False)
+            alone = evaluate_benchmark(tiny, items)
+        answers[window] = list(shared.records["prediction"])
+        assert answers[window] == list(alone.records["prediction"])
+        assert shared.scores() == alone.scores()
+
+
 def test_a_trap_is_scored_as_prompt_and_class_with_one_space(shared):
     items = some("memo_trap", 60, shared / "data")
     task = harness_tasks(items)["memo_trap"]

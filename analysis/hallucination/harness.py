@@ -23,6 +23,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from analysis.hallucination.shared_contexts import SharedContexts, can_share, common_beginning
 from analysis.models import LoadedModel
 from analysis.progress import report
 
@@ -49,9 +50,11 @@ class HarnessModel(HFLM):
         super().__init__(pretrained=loaded.model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
         self._ready = True
         self._max_length = min(self.max_length, WINDOW)
+        self._can_share = can_share(loaded.model, self._max_length)
         self.notes: dict[tuple[str, str], set[str]] = {}
         self.stage = "scoring"
         self._batch: Sequence[str] = ()
+        self._beginning: list[int] = []
         self._bar: tqdm | None = None
 
     @property
@@ -78,6 +81,19 @@ class HarnessModel(HFLM):
             answers[place] = answer
         return answers
 
+    def _loglikelihood_tokens(self, requests: list[tuple], disable_tqdm: bool = False, **settings) -> list[tuple[float, bool]]:
+        """HFLM's, but contexts that several requests share are read once (shared_contexts.py)."""
+        answers: dict[int, tuple[float, bool]] = {}
+        if self._can_share:
+            fitting = {i: (one[1], one[2]) for i, one in enumerate(requests) if len(one[1]) + len(one[2]) <= self.max_length + 1}
+            reader = SharedContexts(self.model, self.batch_size, self.softmax_dtype, self._advance)
+            places = list(fitting)
+            answers = {places[number]: answer for number, answer in reader.answer(list(fitting.values())).items()}
+        rest = [place for place in range(len(requests)) if place not in answers]
+        scored = super()._loglikelihood_tokens([requests[place] for place in rest], disable_tqdm, **settings) if rest else []
+        answers |= dict(zip(rest, scored, strict=True))
+        return [answers[place] for place in range(len(requests))]
+
     def encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Token ids of a context and its continuation, which the model reads one after the other.
 
@@ -97,14 +113,20 @@ class HarnessModel(HFLM):
         return context_ids, self.tok_encode(continuation, add_special_tokens=False)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The greedy answer to each context; a context that leaves no room for it is cut from the left."""
+        """The greedy answer to each context; a context that leaves no room for it is cut from the left.
+
+        What all contexts begin with, such as an instruction, is read once.
+        """
+        encoded = []
         for request in requests:
             context, settings = request.args
             room = self.max_length - settings["max_gen_toks"]
             if room < 1:
                 raise ValueError(f"the model's window of {self.max_length} tokens has no room for a question and its answer.")
-            if len(self.tok_encode(context)) > room:
+            encoded.append(self.tok_encode(context))
+            if len(encoded[-1]) > room:
                 self._note((context, ""), "truncated")
+        self._beginning = encoded[0][: common_beginning(encoded)] if self._can_share and encoded else []
         with self._progress(len(requests)):
             return super().generate_until(requests, disable_tqdm=True)
 
@@ -124,12 +146,29 @@ class HarnessModel(HFLM):
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **settings) -> torch.Tensor:
         watch = _NotFinite(len(context))
+        context, settings = self._after_beginning(context, settings)
         tokens = super()._model_generate(context, max_length, stop, logits_processor=LogitsProcessorList([watch]), **settings)
         for prompt, bad in zip(self._batch, watch.rows.tolist(), strict=True):
             if bad:
                 self._note((prompt, ""), "not finite")
         self._advance(len(context))
         return tokens
+
+    def _after_beginning(self, context: torch.Tensor, settings: dict) -> tuple[torch.Tensor, dict]:
+        """The same batch with the common beginning in front of the padding, and with the keys and values of it."""
+        mask, length = settings["attention_mask"], len(self._beginning)
+        rows = [row[kept.bool()].tolist() for row, kept in zip(context, mask, strict=True)]
+        if not length or any(row[:length] != self._beginning or len(row) == length for row in rows):
+            return context, settings  # nothing is common, or a row was cut from the left
+        context, mask = context.clone(), mask.clone()
+        for place, row in enumerate(rows):
+            empty = context.shape[1] - len(row)
+            context[place, length : length + empty] = context[place, 0]  # the padding token, if there is any
+            context[place, :length] = torch.tensor(self._beginning)
+            mask[place, :length], mask[place, length : length + empty] = 1, 0
+        reader = SharedContexts(self.model, self.batch_size)
+        cache = reader.copies(reader.read(None, [self._beginning])[1], [0] * len(rows))
+        return context, {**settings, "attention_mask": mask, "cache": cache}
 
     def _note(self, request: tuple[str, str], what: str) -> None:
         self.notes.setdefault(request, set()).add(what)
