@@ -1,4 +1,4 @@
-"""The checkpoints of this workspace that can be evaluated: base models, adapters, and every step that a run has saved."""
+"""A checkpoint by where it lies: a base model, an adapter on one, or a step that a run has saved."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import functools
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from typing import Any
 from analysis.adapters import CONFIG, WEIGHTS
 from analysis.models import model_name
 from analysis.sources import content_sha256, full_source
-from gamelora.checkpoints import step_of
-from gamelora.runs import Run, run_names
 
 KINDS = ("base", "adapter", "run step")
 
@@ -92,48 +89,3 @@ def source_of(provenance: Mapping[str, Any]) -> CheckpointSource:
     model, adapter = provenance["model"], provenance["adapter"]
     revision = model.get("revision") if model.get("kind") == "hub" else None
     return CheckpointSource(model["source"], revision, adapter and adapter["source"], model["dtype"])
-
-
-def run_checkpoints(name: str) -> list[CheckpointSource]:
-    """The steps that a run has saved, in order, then its finished adapter when no saved step is the same.
-
-    Raises
-    ------
-    ValueError
-        When the run's config cannot be read.
-    """
-    run = Run.open(name)
-    config = run.config()
-    about = {"source": config.model, "revision": config.revision, "dtype": config.dtype, "run": name}
-    steps = [CheckpointSource(adapter=str(path), step=step_of(path), **about) for path in run.checkpoints()]
-    finished = CheckpointSource(adapter=str(run.adapter), **about)
-    known = {step.adapter_sha256() for step in steps}
-    return steps + [finished] * (finished.adapter_sha256() not in (None, *known))
-
-
-def workspace_checkpoints(seen: Iterable[Mapping[str, Any]] = ()) -> tuple[list[CheckpointSource], list[str]]:
-    """The default model, the base of every run with its saved steps, and the checkpoints of results already `seen`.
-
-    `seen` are provenances. A checkpoint that is known under a run's name keeps that name. The second value says of each run
-    that cannot be read why.
-    """
-    found, notices = [CheckpointSource()], []
-    for name in run_names():
-        try:
-            steps = run_checkpoints(name)
-            config = Run.open(name).config()
-        except (ValueError, OSError) as error:
-            notices.append(f"Run {name} is left out: {error}")
-            continue
-        found += [CheckpointSource(config.model, config.revision, None, config.dtype), *steps]
-    found += [source_of(provenance) for provenance in seen]
-    by_place: dict[tuple, CheckpointSource] = {}
-    for one in found:
-        by_place.setdefault(one.place, one)
-    default = CheckpointSource()
-    return sorted(by_place.values(), key=lambda one: (one != default, KINDS.index(one.kind), _natural(one))), notices
-
-
-def _natural(one: CheckpointSource) -> list[tuple[str, int]]:
-    """Sorts titles with numbers as numbers: step 4 before step 20."""
-    return [(word, int(part or 0)) for word, part in re.findall(r"(\D*)(\d*)", one.title)]

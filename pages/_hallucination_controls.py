@@ -14,9 +14,11 @@ from analysis.hallucination.benchmarks import BENCHMARKS, SUITES, named
 from analysis.hallucination.evaluation import StoredEvaluation
 from analysis.hallucination.places import data_folder, rows_from, use_data_folder
 from analysis.hallucination_figures import OTHER_COLOR
-from gamelora.checkpoint_sources import CheckpointSource, source_of, workspace_checkpoints
+from gamelora.checkpoint_sources import CheckpointSource, source_of
 from gamelora.evaluation_jobs import EvaluationRequest
+from gamelora.measurement_jobs import MeasurementRequest
 from gamelora.runs import run_names
+from gamelora.workspace_checkpoints import workspace_checkpoints
 from pages._cache import Measurement
 from pages._frame import View
 from pages._widgets import plain
@@ -168,5 +170,8 @@ def _names(sources: Sequence[CheckpointSource]) -> dict[str, str]:
 
 
 def _id(measurement: Measurement) -> str:
-    """Of the checkpoint that a measurement is of; the default model's when nothing is measured yet."""
-    return (source_of(measurement.provenance) if measurement.provenance else CheckpointSource()).id
+    """Of the checkpoint that a measurement is, or would be, of; the default model's when nothing says."""
+    if measurement.provenance is not None:
+        return source_of(measurement.provenance).id
+    asked = measurement.request or MeasurementRequest()
+    return CheckpointSource(asked.source, asked.revision, asked.adapter, asked.dtype).id

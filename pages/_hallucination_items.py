@@ -62,8 +62,10 @@ def _show(shown: Item, benchmark: str) -> None:
             hide_index=True,
             key="answers",
             column_config={
-                "Score": st.column_config.NumberColumn(format="%.3g"),
-                "Γ": st.column_config.NumberColumn(format="%.4g", help="Of the item's own gradient, mean over layers."),
+                "Checkpoint": st.column_config.TextColumn(width=150),
+                "Answer": st.column_config.TextColumn(width=90),
+                "Score": st.column_config.NumberColumn(format="%.3g", width=54),
+                "Γ": st.column_config.NumberColumn(format="%.4g", width=62, help="Of the item's own gradient, mean over layers."),
             },
             alt="What each checkpoint answered",
         )

@@ -104,6 +104,8 @@ def _words(points: Points, fit: AcrossCheckpoints | str) -> None:
         st.markdown(plain(fit.in_words()))
     scored = {name: min(found.values()) for name, found in points.n.items()}
     n = ", ".join(f"{plain(points.titles[name])} n = {count}" for name, count in scored.items())
+    if len(set(scored.values())) == 1:
+        n = f"n = {next(iter(scored.values()))} each"
     st.caption(
         f"One point a checkpoint and score; bars: standard error over items ({n}). :blue[**A**] blue, :orange[**B**] orange. "
         "Rate: 1 − score. One slope for all scores, each with its own level; grey: 95 % band from resampled checkpoints."

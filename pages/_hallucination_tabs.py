@@ -26,19 +26,19 @@ YES = "In HaluEval and the built-in judged QA, “yes” means hallucinated, and
 _three = partial(st.column_config.NumberColumn, format="%.3f")
 _percent = partial(st.column_config.NumberColumn, format="percent")
 _SCORE_COLUMNS = {
-    "title": st.column_config.TextColumn("Score", width="medium"),
-    "checkpoint": st.column_config.TextColumn("Checkpoint", width="medium"),
-    "value": _three("Value", help="Share of right answers; of the mass on true choices for MC2; bits per byte for WikiText."),
-    "standard_error": _three("SE", help="Standard error over items."),
-    "n": "n",
-    "invalid": st.column_config.NumberColumn("Invalid", help="Not finite or too long: counted, in no score."),
+    "title": st.column_config.TextColumn("Score", width=135),
+    "checkpoint": st.column_config.TextColumn("Checkpoint", width=140),
+    "value": _three("Value", width=56, help="Share right; mass on true choices for MC2; bits per byte for WikiText."),
+    "standard_error": _three("SE", width=52, help="Standard error over items."),
+    "n": st.column_config.NumberColumn("n", width=46, help="Scored items."),
+    "invalid": st.column_config.NumberColumn("Invalid", width=60, help="Not finite or too long: counted, in no score."),
     "noted": st.column_config.TextColumn("Noted", help="Items whose prompt was cut, or whose tokens had to be cut apart."),
-    "unparsed": _percent("Unparsed", help="Verdicts that are neither yes nor no; they count as wrong."),
-    "length_only": _three("Length only", help="What the length of the judged text alone would score."),
-    "change": _percent("Change", help="(score − baseline) / baseline; positive is a gain."),
-    "interval": st.column_config.TextColumn("95 %", help="Paired bootstrap over items."),
-    PAPER_COLUMNS[0]: _three("Paper CE", help="CE LoRA, Table 1, Qwen2.5-0.5B."),
-    PAPER_COLUMNS[1]: _three("Paper GAME", help="GAME-LoRA, Table 1, Qwen2.5-0.5B."),
+    "unparsed": _percent("Unparsed", width=76, help="Verdicts that are neither yes nor no; they count as wrong."),
+    "length_only": _three("Length", width=60, help="Length only: what the length of the judged text alone would score."),
+    "change": _percent("Change", width=70, help="(score − baseline) / baseline; positive is a gain."),
+    "interval": st.column_config.TextColumn("95 %", width=104, help="Of the change, in per cent: paired bootstrap over items."),
+    PAPER_COLUMNS[0]: _three("CE", width=52, help="The paper's Table 1: CE LoRA on Qwen2.5-0.5B."),
+    PAPER_COLUMNS[1]: _three("GAME", width=58, help="The paper's Table 1: GAME-LoRA on Qwen2.5-0.5B."),
 }
 
 
@@ -65,19 +65,19 @@ def scores(screen: Screen) -> None:
         st.info(f"No changes: {plain(error)}")
         return
     lines["interval"] = [_interval(low, high) for low, high in zip(lines["low"], lines["high"], strict=True)]
+    lines.loc[lines["checkpoint"] == baseline.name, "interval"] = "baseline"
     empty = [name for name in lines if lines[name].replace("", np.nan).isna().all()]
-    shown = [name for name in _SCORE_COLUMNS if name not in empty and not (name == "interval" and "change" in empty)]
+    empty += ["invalid"] * (not lines["invalid"].any()) + ["interval"] * ("change" in empty)
+    shown = [name for name in _SCORE_COLUMNS if name not in empty]
     st.dataframe(lines[shown], hide_index=True, key="scores", column_config=_SCORE_COLUMNS, alt="Scores of every checkpoint")
     for sentence in _mean_sentences(means):
         st.markdown(sentence)
-    if not set(PAPER_COLUMNS) <= set(empty):
-        st.caption(_PAPER)
-    else:
-        st.caption("None of these benchmarks is in the paper's Table 1, so its columns are left out.")
+    paper = _PAPER if not set(PAPER_COLUMNS) <= set(empty) else "None of these benchmarks is in the paper's Table 1."
+    st.caption(("No item was invalid. " if "invalid" in empty else "") + paper)
 
 
 def _interval(low: float, high: float) -> str:
-    return "" if np.isnan(low) else f"{100 * low:+.1f} to {100 * high:+.1f} %"
+    return "" if np.isnan(low) else f"{100 * low:+.1f} to {100 * high:+.1f}"
 
 
 def _mean_sentences(means: pd.DataFrame) -> list[str]:
@@ -85,7 +85,7 @@ def _mean_sentences(means: pd.DataFrame) -> list[str]:
     said = []
     for line in means.to_dict("records"):
         parts = [
-            f"{kind} {100 * line[kind]:+.1f} % ({_interval(line[f'{kind}_low'], line[f'{kind}_high'])})"
+            f"{kind} {100 * line[kind]:+.1f} % ({_interval(line[f'{kind}_low'], line[f'{kind}_high'])} %)"
             for kind in ("hallucination", "knowledge")
             if not np.isnan(line.get(kind, np.nan))
         ]

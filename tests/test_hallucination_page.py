@@ -12,6 +12,7 @@ from analysis.progress import Progress
 from gamelora import jobs
 from tests.conftest import ROOT
 from tests.hallucination_workspace import EVERY, evaluated_checkpoint
+from tests.made_up_runs import made_up_run
 from tests.synthetic import synthetic_result
 from tests.test_pages import DEFAULT, job, known_jobs, started, words  # noqa: F401
 
@@ -122,6 +123,19 @@ def test_a_failed_job_says_why_and_can_be_tried_again(results, monkeypatch, erro
     assert asked == [failed.target]
 
 
+def test_a_runs_checkpoints_join_with_one_click(results, monkeypatch):
+    made_up_run("first", checkpoints=[4, 8, 10])
+    asked = []
+    monkeypatch.setattr(jobs, "start", lambda target, title, arguments: asked.append(arguments))
+    test = page(a="first step 4")
+    assert fine(test) and "first step 4** has not been evaluated" in words(test)
+    test.button(key="add_first").click().run()
+    assert "3 checkpoints** have not been evaluated" in words(test)
+    test.button(key="evaluate").click().run()
+    adapters = {next(part for part in arguments if part.startswith("--adapter=")).rsplit("/", 1)[-1] for arguments in asked}
+    assert adapters == {"adapter", "checkpoint-4", "checkpoint-8"}
+
+
 # --- the scatter ----------------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +144,7 @@ def test_five_checkpoints_give_a_fit_in_words(evaluated):
     said = words(test)
     assert fine(test) and "across 5 checkpoints (slope" in said and "exact permutation p =" in said
     assert "evaluate" not in [button.key for button in test.button]
-    assert "TruthfulQA MC2 n = 200" in said
+    assert "standard error over items (n = 200 each)" in said
 
 
 def test_fewer_than_four_checkpoints_get_points_and_what_is_missing(evaluated):
@@ -176,7 +190,7 @@ def test_the_score_table_is_that_of_the_library(evaluated):
         name = "SmolLM2-135M-Instruct" + (f" + {adapter['source'].rsplit('/', 1)[-1]}" if adapter else "")
         for score in stored.scores:
             line = shown.loc[(score["title"], name)]
-            for field in ("value", "standard_error", "n", "invalid"):
+            for field in ("value", "standard_error", "n"):
                 assert line[field] == pytest.approx(score[field])
             if score["unparsed"] is not None:
                 assert (line["unparsed"], line["length_only"]) == pytest.approx((score["unparsed"], score["length_only"]))
@@ -185,6 +199,7 @@ def test_the_score_table_is_that_of_the_library(evaluated):
     assert np.isnan(base["change"]) and tuned["change"] == pytest.approx(tuned["value"] / base["value"] - 1)
     assert (base["paper: CE LoRA"], base["paper: GAME-LoRA"]) == (0.642, 0.650)
     assert "mean change of scores: hallucination" in words(test) and "Its Table 1" in words(test)
+    assert "No item was invalid." in words(test) and base["interval"] == "baseline"
 
 
 def test_another_baseline_turns_the_change_round(evaluated):
@@ -245,7 +260,7 @@ def test_a_checkpoint_without_a_score_or_without_both_outcomes_breaks_nothing(re
     assert fine(test)
     if tab == "Scores":
         line = table(test, "value").set_index(["title", "checkpoint"]).loc[("MemoTrap", "SmolLM2-135M-Instruct")]
-        assert (line["n"], line["invalid"]) == ((0, 200) if np.isnan(value) else (200, 0))
+        assert (line["n"], line.get("invalid", 0)) == ((0, 200) if np.isnan(value) else (200, 0))
         assert ("left out, because the baseline has 0 or no item to compare" in said) == (value != 1.0)
     if tab == "Errors by item":
         assert "nothing tells errors from right answers" in said
