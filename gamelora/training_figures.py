@@ -118,7 +118,8 @@ def option_of(panels: list[Panel], metrics: RunMetrics) -> dict[str, Any]:
         option["xAxis"].append(_axis(number) | steps)
         option["yAxis"].append(_axis(number) | {"type": "log" if panel.log else "value", "scale": True, "splitNumber": 3})
         for position, (name, label) in enumerate(panel.curves):
-            option["series"].append(_curve(number, position, label, points_of(metrics, name, panel.log)))
+            look = _OF_TASK.get(label, _LOOKS[position % len(_LOOKS)]) if len(panel.curves) > 1 else _LOOKS[0]
+            option["series"].append(_curve(number, label, look, points_of(metrics, name, panel.log)))
     return option | {"animation": False, "tooltip": {"trigger": "axis", "valueFormatter": "%.4g", "confine": True}}
 
 
@@ -127,12 +128,12 @@ def _axis(number: int) -> dict[str, Any]:
 
 
 def _legend(panel: Panel, left: str, top: int) -> dict[str, Any]:
-    sizes = {"itemWidth": 18, "itemHeight": 8, "itemGap": 8, "padding": 0, "textStyle": {"fontSize": 11}}
-    return {"data": [label for _, label in panel.curves], "left": left, "top": top, "icon": "path://M0 4h18v1.5H0z"} | sizes
+    sizes = {"itemWidth": 22, "itemHeight": 8, "itemGap": 8, "padding": 0, "textStyle": {"fontSize": 11}}
+    return {"data": [label for _, label in panel.curves], "left": left, "top": top} | sizes
 
 
-def _curve(number: int, position: int, label: str, points: list[list[float | None]]) -> dict[str, Any]:
-    color, dash = _OF_TASK.get(label, _LOOKS[position % len(_LOOKS)])
+def _curve(number: int, label: str, look: tuple[str, str], points: list[list[float | None]]) -> dict[str, Any]:
+    color, dash = look
     few = len(points) < _MARKED_BELOW
     return {
         "type": "line",

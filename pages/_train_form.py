@@ -128,14 +128,6 @@ def _start_from() -> None:
             help="**smoke**: a minute, to see that all works. **laptop**: a real fine-tune of the default model on a CPU. "
             "**paper**: the paper's, for a GPU. Any setting may be changed afterwards.",
         )
-        st.number_input(
-            "Processes",
-            1,
-            key="train_processes",
-            persist_state="session",
-            width=140,
-            help="More than one starts through `accelerate launch`, one a device; the update stays that of one process.",
-        )
         _load()
 
 
@@ -168,8 +160,18 @@ def _take_preset() -> None:
 
 
 def _name(problems: dict[str, str]) -> None:
-    st.text_input("Name", key="train_name", live=True, persist_state="session", help="Of the run and its folder.")
-    _problem(problems.get("name"))
+    name, processes = st.columns([2, 1])
+    with name:
+        st.text_input("Name", key="train_name", live=True, persist_state="session", help="Of the run and its folder.")
+        _problem(problems.get("name"))
+    with processes:
+        st.number_input(
+            "Processes",
+            1,
+            key="train_processes",
+            persist_state="session",
+            help="More than one starts through `accelerate launch`, one a device; the update stays that of one process.",
+        )
 
 
 def _group(group: str, title: str, advanced: bool, models: list[str], problems: dict[str, str]) -> None:

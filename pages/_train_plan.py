@@ -9,6 +9,7 @@ import psutil
 import streamlit as st
 
 from analysis.devices import GIB
+from analysis.models import model_name
 from analysis.sources import config_folder
 from analysis.workspace import workspace_root
 from gamelora import dry_step, jobs, training_jobs
@@ -68,7 +69,7 @@ def _takes(config: GameLoraConfig, processes: int) -> None:
     st.markdown("**What it takes**")
     rows = _rows(config, estimate(config, model), processes) if model else {}
     if model is None:
-        st.caption(f"{plain(config.model)} is not on this disk yet, or not converted; its size is known after its first use.")
+        st.caption(f"{plain(model_name(config.model))} has not been used on this machine yet; its size is known after that.")
     st.table({"": rows | _measured_rows(config, measured, processes)}, border="horizontal", hide_header=True)
     if measured is None and job is not None and job.live:
         st.fragment(run_every=_TICK_SECONDS)(_measuring)(job.id)
