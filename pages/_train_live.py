@@ -83,7 +83,7 @@ def _progress(now: Training, metrics: RunMetrics) -> None:
         st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{stage[:1].upper()}{stage[1:]}, {done}")
         st.caption(f"{_times(now, metrics)} You can leave this page or close the browser; it goes on.")
     elif now.state == "failed":
-        st.error(f"Failed at {done}. {plain(now.reason)}")
+        st.error(f"Failed at {done}: {plain(now.reason)}")
         if now.job:
             st.caption("The last lines of its log")
             st.code(jobs.log_tail(now.job.id, _LOG_LINES) or "The log is empty.", language=None, wrap_lines=True)
