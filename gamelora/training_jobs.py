@@ -7,6 +7,8 @@ A run may be resumed by several jobs one after another, or be trained from the c
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 import shutil
 from dataclasses import dataclass
 from typing import Any
@@ -78,10 +80,12 @@ def names() -> list[str]:
 
 
 def unused_name(wanted: str) -> str:
-    """`wanted`, or the first of wanted-2, wanted-3, ... that no run and no waiting job has."""
+    """`wanted`, or the first of wanted-2, wanted-3, ... that no run and no waiting job has; laptop-3 follows laptop-2."""
     taken = set(names())
-    tried = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, len(taken) + 2))
-    return next(name for name in tried if name not in taken)
+    if wanted not in taken:
+        return wanted
+    stem = re.sub(r"-\d+$", "", wanted)
+    return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
 
 
 def look(name: str) -> Training:

@@ -68,6 +68,9 @@ def form(view: View) -> None:
     """The form on the left; what it comes to, and Start, on the right."""
     if "train_preset" not in st.session_state:
         fill(preset(_FIRST), _FIRST)
+    state = st.session_state
+    if state.pop("train_started", None) == state["train_name"]:
+        state["train_name"] = training_jobs.unused_name(state["train_name"])
     _draw(sorted({"default", *_measured_models(view)}))
 
 

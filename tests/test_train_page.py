@@ -154,6 +154,12 @@ def test_start_makes_one_job_of_exactly_the_command_shown_and_shows_the_run(smal
     assert test.query_params["run"] in ("first", ["first"]) and "Waiting for its turn" in words_and_bars(test)
 
 
+def test_the_next_form_has_the_next_name(small, started):  # noqa: F811
+    test = pressed(form_for(small, name="first"), "train_start")
+    next(button for button in test.button if button.label == "New run").click().run()
+    assert test.session_state["train_name"] == "first-2" and not test.button(key="train_start").disabled
+
+
 def words_and_bars(test):
     return words(test) + "\n".join(str(bar.proto.text) for bar in test.get("progress"))
 

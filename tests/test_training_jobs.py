@@ -103,6 +103,8 @@ def test_a_taken_name_is_refused_and_an_unused_one_found(model, workspace):
     with pytest.raises(ValueError, match="choose another name"):
         training_jobs.start("mine", settings(model))
     assert training_jobs.unused_name("mine") == "mine-2" and training_jobs.unused_name("other") == "other"
+    Run.create("mine-2", settings(model))
+    assert training_jobs.unused_name("mine-2") == "mine-3" == training_jobs.unused_name("mine")
 
 
 # --- what a run is --------------------------------------------------------------------------------------------------------
