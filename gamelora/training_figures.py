@@ -55,7 +55,7 @@ _KINDS = (
         lambda found: _SETS[found[1]],
     ),
     _Kind("Barrier above its floor", r"gap/(ldb)", _task),
-    _Kind("Barlow Twins", r"loss/(bt)", _task),
+    _Kind("Barlow Twins loss", r"loss/(bt)", _task),
     _Kind("Γ(G) at the design layer", r"gamma/L(\d+)", lambda found: f"layer {found[1]}"),
     _Kind("Bargaining powers λ", r"lambda/(\w+)", _task),
     _Kind("Weights of the gradients", r"weight/(\w+)", _task, log=True),
@@ -118,8 +118,10 @@ def option_of(panels: list[Panel], metrics: RunMetrics) -> dict[str, Any]:
         option["xAxis"].append(_axis(number) | steps)
         option["yAxis"].append(_axis(number) | {"type": "log" if panel.log else "value", "scale": True, "splitNumber": 3})
         for position, (name, label) in enumerate(panel.curves):
-            look = _OF_TASK.get(label, _LOOKS[position % len(_LOOKS)]) if len(panel.curves) > 1 else _LOOKS[0]
-            option["series"].append(_curve(number, label, look, points_of(metrics, name, panel.log)))
+            alone = len(panel.curves) == 1  # under a name of its own: legends take the look of the first curve of a name
+            look = _LOOKS[0] if alone else _OF_TASK.get(label, _LOOKS[position % len(_LOOKS)])
+            points = points_of(metrics, name, panel.log)
+            option["series"].append(_curve(number, panel.title if alone else label, look, points))
     return option | {"animation": False, "tooltip": {"trigger": "axis", "valueFormatter": "%.4g", "confine": True}}
 
 

@@ -100,6 +100,11 @@ def test_new_points_go_into_the_chart_that_stands_there(visit, tmp_path, monkeyp
         assert seen.page.locator(".st-key-run_chart svg").first.evaluate("element => element.mark") == 1
         assert 10_000 < seen.bytes < 600_000
         seen.check()
+    with run.training(), serving(workspace) as address:  # another server, another session, no link
+        again = visit()
+        again.page.goto(f"{address}/{PATH}")
+        step_after(again.page, 20_039)
+        again.check()
 
 
 @pytest.mark.slow
@@ -118,12 +123,12 @@ def test_a_run_from_the_form_to_its_adapter_beside_its_base(visit, tmp_path):
             write(seen, label, value)
         write(seen, "Rows a step", "0")
         page.get_by_text("batch_size is 0: give at least 1.").first.wait_for()
-        assert page.get_by_role("button", name="Start").is_disabled()
+        assert page.get_by_role("button", name="Start", exact=True).is_disabled()
         write(seen, "Rows a step", "1")
         page.get_by_text("--set steps=60").or_(page.get_by_text("steps: 60")).first.wait_for()
         quiet(seen)
         page.screenshot(path=SHOTS / "train_form.png")
-        page.get_by_role("button", name="Start").click()
+        page.get_by_role("button", name="Start", exact=True).click()
         page.wait_for_url("**run=first**")
         step_after(page, 2)
         before = length_of_curves(page)

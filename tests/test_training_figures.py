@@ -43,8 +43,9 @@ def test_the_option_is_json_and_its_parts_belong_together(workspace):
     bottom = max(grid["top"] + grid["height"] for grid in option["grid"])
     assert bottom < height_of(panels) < bottom + 60
     curves = [(number, *curve) for number, panel in enumerate(panels) for curve in panel.curves]
+    single = {number: panel.title for number, panel in enumerate(panels) if len(panel.curves) == 1}
     for series, (number, name, label) in zip(option["series"], curves, strict=True):
-        assert (series["xAxisIndex"], series["yAxisIndex"], series["name"]) == (number, number, label)
+        assert (series["xAxisIndex"], series["yAxisIndex"], series["name"]) == (number, number, single.get(number, label))
         assert series["data"] == [[step, value] for step, value in metrics.series(name).dropna().items()]
 
 
