@@ -65,6 +65,7 @@ def _add_line(figure: go.Figure, fit: AcrossCheckpoints, score: str, gamma: np.n
     around = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     figure.add_scatter(x=ends, y=low, **around)
     figure.add_scatter(x=ends, y=high, fill="tonexty", fillcolor=_BAND, **around)
+    ends = ends[[0, -1]]
     line = {"color": NEUTRAL_COLOR, "width": 1.5}
     figure.add_scatter(x=ends, y=fit.line(score, ends), mode="lines", line=line, showlegend=False, hoverinfo="skip")
 

@@ -24,7 +24,7 @@ from pages._frame import View
 from pages._widgets import plain
 
 SUITE_TITLES = {
-    "builtin": "Built-in suite (this project's own)",
+    "builtin": "Built-in suite",
     "hallucination": "Hallucination suite",
     "knowledge": "Knowledge suite",
 }
@@ -102,7 +102,8 @@ def _draw(names: dict[str, str], by_id: dict[str, CheckpointSource]) -> DeltaGen
             format_func=lambda name: SUITE_TITLES.get(name) or BENCHMARKS[name].title,
             key="tasks",
             persist_state="session",
-            help="The built-in suite needs no network and no file; its scores compare with no published ones.",
+            help="The built-in suite is this project's own: it needs no network and no file, and its scores compare with no "
+            "published ones.",
         )
         with st.popover(f"{st.session_state['items']:,} items each", width=150):
             _items_and_data()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 import streamlit as st
 
 from analysis.hallucination.checkpoints import AcrossCheckpoints
 from analysis.hallucination.evaluation import Evaluation, StoredEvaluation, stored_evaluations
+from analysis.hallucination.pareto import Trade, trades
 from analysis.hallucination.per_item import Association, ItemAnalysis
 from analysis.hallucination.prediction import Checkpoint, analyse_checkpoints, analyse_items, pool_benchmarks
+from analysis.hallucination.table import mean_changes, score_lines
 from analysis.workspace import workspace_root
 
 Stamp = tuple[str, str, str | None, tuple[int, ...]]
+Key = tuple[tuple[str, tuple[Stamp, ...]], ...]
 
 
 def known_evaluations() -> tuple[list[StoredEvaluation], list[str]]:
@@ -42,19 +46,35 @@ def load_evaluation(stamp: Stamp) -> Evaluation:
     return Evaluation.load(Path(folder), name, coupling or "none")
 
 
-def fit_of(
-    stamps: Sequence[Stamp], checkpoints: Sequence[Checkpoint], layer: int | None, normalized: bool
-) -> AcrossCheckpoints | str:
-    """The fit across checkpoints, or the sentence that says what is missing."""
-    return _fit(tuple(stamps), tuple(point.name for point in checkpoints), layer, normalized, list(checkpoints))
+def key_of(stamps: Mapping[str, Mapping[str, Stamp]]) -> Key:
+    """Of all that is on screen: each checkpoint's name with the stamps of its evaluations."""
+    return tuple((name, tuple(found.values())) for name, found in stamps.items())
 
 
 @st.cache_data(max_entries=128, show_spinner="Permuting Gamma among the checkpoints")
-def _fit(
-    stamps: tuple[Stamp, ...], names: tuple[str, ...], layer: int | None, normalized: bool, _checkpoints: list[Checkpoint]
-) -> AcrossCheckpoints | str:
+def fit_of(key: Key, layer: int | None, normalized: bool, _checkpoints: Sequence[Checkpoint]) -> AcrossCheckpoints | str:
+    """The fit across checkpoints, or the sentence that says what is missing."""
     try:
         return analyse_checkpoints(_checkpoints, layer, normalized)
+    except ValueError as error:
+        return _sentence(error)
+
+
+@st.cache_data(max_entries=64, show_spinner="Resampling the items")
+def tables_of(key: Key, baseline: str, _checkpoints: Sequence[Checkpoint]) -> tuple[pd.DataFrame, pd.DataFrame | str]:
+    """Scores, and mean changes against a baseline; without changes, and why, when they cannot be had."""
+    before = next(point for point in _checkpoints if point.name == baseline)
+    try:
+        return score_lines(_checkpoints, before), mean_changes(_checkpoints, before)
+    except ValueError as error:
+        return score_lines(_checkpoints, None), _sentence(error)
+
+
+@st.cache_data(max_entries=64, show_spinner="Resampling the items")
+def trades_of(key: Key, baseline: str, _checkpoints: Sequence[Checkpoint]) -> list[Trade] | str:
+    """Gains and costs against a baseline, or why they cannot be had."""
+    try:
+        return trades(_checkpoints, next(point for point in _checkpoints if point.name == baseline))
     except ValueError as error:
         return _sentence(error)
 

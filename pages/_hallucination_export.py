@@ -9,11 +9,10 @@ import pandas as pd
 import streamlit as st
 from matplotlib.figure import Figure
 
-from analysis.hallucination.pareto import trades
 from analysis.hallucination.table import latex_table, score_lines
 from analysis.hallucination_paper import odds_figure, scatter_figure, trade_off_figure
 from analysis.paper_figures import FORMATS, figure_bytes
-from pages._hallucination_data import item_analysis_of
+from pages._hallucination_data import item_analysis_of, trades_of
 from pages._hallucination_scatter import Screen
 from pages._hallucination_tabs import benchmark_of, chosen_baseline, score_titles
 from pages._widgets import plain
@@ -51,11 +50,10 @@ def _figures(screen: Screen) -> dict[str, Callable[[], Figure]]:
         analysis = item_analysis_of(screen.stamps[point.name][benchmark_of(point, score)], score)
         if not isinstance(analysis, str):
             found[f"Odds by layer, {plain(titles[score])} of {plain(point.name)}"] = partial(odds_figure, analysis)
-    try:
-        gains = trades(screen.checkpoints, chosen_baseline(screen))
-    except ValueError:
-        return found
-    return found | ({"Gain and cost": partial(trade_off_figure, gains)} if len(gains) > 1 else {})
+    gains = trades_of(screen.key, chosen_baseline(screen).name, screen.checkpoints)
+    if not isinstance(gains, str) and len(gains) > 1:
+        found["Gain and cost"] = partial(trade_off_figure, gains)
+    return found
 
 
 def _items(screen: Screen) -> pd.DataFrame:

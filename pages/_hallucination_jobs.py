@@ -63,20 +63,27 @@ def _offer(choice: Choice, waiting: dict[str, list[str]], nothing_yet: bool) -> 
 
 
 def _at_work(requests: dict[str, EvaluationRequest], live: dict[str, str], known: Sequence[StoredEvaluation]) -> None:
-    """Each live job by benchmark; the sidebar's list reruns the page when one ends."""
-    for name, request in requests.items():
-        job = jobs.get(live[name])
+    """The jobs that run by benchmark, then those that wait; the sidebar's list reruns the page when one ends."""
+    found = {name: jobs.get(job_id) for name, job_id in live.items()}
+    for name, job in found.items():
+        if job.state == "queued":
+            continue
         with st.container(horizontal=True, vertical_alignment="center"):
             st.progress(job.progress.fraction or 0.0, text=f"**{plain(name)}**: {_stage(job)}", width="stretch")
             if st.button("Stop", key=f"stop_{job.id}", disabled=job.stopping):
                 jobs.stop(job.id, wait=False)
-        st.caption(_by_benchmark(job, request, known))
-    st.caption("You can leave this page or close the browser; it goes on. What is finished stays when it is stopped.")
+        st.caption(_by_benchmark(job, requests[name], known))
+    queued = {name: job for name, job in found.items() if job.state == "queued"}
+    with st.container(horizontal=True, vertical_alignment="center"):
+        waiting = f"Waiting for their turn: {plain(', '.join(queued))}. " if queued else ""
+        leave = "You can leave this page or close the browser; it goes on. What is finished stays when it is stopped."
+        st.caption(waiting + leave, width="stretch")
+        if queued and st.button("Stop all", key="stop_all"):
+            for job in [*reversed(queued.values()), *(job for job in found.values() if job.state != "queued")]:
+                jobs.stop(job.id, wait=False)
 
 
 def _stage(job: Job) -> str:
-    if job.state == "queued":
-        return "waiting for its turn"
     if job.stopping:
         return "stopping"
     progress = job.progress

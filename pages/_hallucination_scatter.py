@@ -11,7 +11,7 @@ from analysis.hallucination.prediction import Checkpoint, Points, checkpoint_poi
 from analysis.hallucination_figures import checkpoint_scatter
 from gamelora.objectives import design_layer_among
 from pages._hallucination_controls import Choice
-from pages._hallucination_data import Stamp, fit_of
+from pages._hallucination_data import Key, Stamp, fit_of, key_of
 from pages._widgets import linked, plain
 
 _HELP = (
@@ -44,6 +44,11 @@ class Screen:
     normalized: bool
     gamma_title: str
 
+    @property
+    def key(self) -> Key:
+        """What all numbers on screen depend on."""
+        return key_of(self.stamps)
+
 
 def scatter(choice: Choice, coupling: str, checkpoints: list[Checkpoint], stamps: dict[str, dict[str, Stamp]]) -> Screen:
     """Pick Gamma, draw the scatter with its fit, say what it means; returns what is on screen."""
@@ -57,8 +62,7 @@ def scatter(choice: Choice, coupling: str, checkpoints: list[Checkpoint], stamps
         said = str(error)[:1].upper() + str(error)[1:]
         st.info(f"No scatter: {plain(said.replace('with --per-item-gamma', 'in the box above'))}")
         return Screen(choice, coupling, checkpoints, stamps, None, said, normalized, title)
-    every = [stamp for found in stamps.values() for stamp in found.values()]
-    fit = fit_of(every, checkpoints, layer, normalized)
+    fit = fit_of(key_of(stamps), layer, normalized, checkpoints)
     chart = checkpoint_scatter(points, None if isinstance(fit, str) else fit, choice.colors, title)
     st.plotly_chart(chart, key="scatter", alt="Hallucination rate against Gamma, one point a checkpoint and score")
     _words(points, fit)

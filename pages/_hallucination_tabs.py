@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from analysis.hallucination.pareto import front, trades
+from analysis.hallucination.pareto import front
 from analysis.hallucination.per_item import ItemAnalysis
 from analysis.hallucination.prediction import Checkpoint
-from analysis.hallucination.table import PAPER_COLUMNS, mean_changes, score_lines
+from analysis.hallucination.table import PAPER_COLUMNS
 from analysis.hallucination_figures import SIGNIFICANT, odds_by_layer, trade_offs
-from pages._hallucination_data import item_analysis_of, pooled_of
+from pages._hallucination_data import item_analysis_of, pooled_of, tables_of, trades_of
 from pages._hallucination_scatter import Screen
 from pages._widgets import linked, plain
 
@@ -59,18 +59,16 @@ def chosen_baseline(screen: Screen) -> Checkpoint:
 def scores(screen: Screen) -> None:
     """Every score of every checkpoint, with what must stand beside it, and the mean changes."""
     baseline = baseline_picker(screen)
-    try:
-        lines, means = score_lines(screen.checkpoints, baseline), mean_changes(screen.checkpoints, baseline)
-    except ValueError as error:
-        st.info(f"No changes: {plain(error)}")
-        return
+    lines, means = tables_of(screen.key, baseline.name, screen.checkpoints)
+    if isinstance(means, str):
+        st.info(f"Shown without changes. {plain(means)}")
     lines["interval"] = [_interval(low, high) for low, high in zip(lines["low"], lines["high"], strict=True)]
     lines.loc[lines["checkpoint"] == baseline.name, "interval"] = "baseline"
     empty = [name for name in lines if lines[name].replace("", np.nan).isna().all()]
     empty += ["invalid"] * (not lines["invalid"].any()) + ["interval"] * ("change" in empty)
     shown = [name for name in _SCORE_COLUMNS if name not in empty]
     st.dataframe(lines[shown], hide_index=True, key="scores", column_config=_SCORE_COLUMNS, alt="Scores of every checkpoint")
-    for sentence in _mean_sentences(means):
+    for sentence in [] if isinstance(means, str) else _mean_sentences(means):
         st.markdown(sentence)
     paper = _PAPER if not set(PAPER_COLUMNS) <= set(empty) else "None of these benchmarks is in the paper's Table 1."
     st.caption(("No item was invalid. " if "invalid" in empty else "") + paper)
@@ -181,10 +179,9 @@ def trade_off(screen: Screen) -> None:
     if len(screen.checkpoints) < 2:
         st.info("One checkpoint has no change: choose a second one above.")
         return
-    try:
-        found = trades(screen.checkpoints, baseline)
-    except ValueError as error:
-        st.info(plain(str(error)[:1].upper() + str(error)[1:]))
+    found = trades_of(screen.key, baseline.name, screen.checkpoints)
+    if isinstance(found, str):
+        st.info(plain(found))
         return
     chart = trade_offs(found, screen.choice.colors)
     st.plotly_chart(chart, key="trades", alt="Change of hallucination scores against change of knowledge scores")

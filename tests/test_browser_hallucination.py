@@ -125,7 +125,7 @@ def test_a_runs_checkpoints_are_evaluated_from_the_page_and_give_a_curve(visit, 
         seen.page.get_by_text("tiny adapter").first.wait_for()
         seen.page.keyboard.press("Escape")
         seen.page.locator(".st-key-evaluate").get_by_role("button").click()
-        seen.page.get_by_text("waiting for its turn").first.wait_for()
+        seen.page.get_by_text("Waiting for their turn").first.wait_for()
         seen.page.screenshot(path=SHOTS / "hallucination_at_work.png")
         seen.settle("scatter")
         seen.page.get_by_text("across 5 checkpoints").wait_for(timeout=900_000)

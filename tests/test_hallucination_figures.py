@@ -55,9 +55,9 @@ def test_the_scatter_holds_every_point_with_its_error_and_colour(points, fit):
 def test_line_and_band_are_the_fits_and_missing_without_one(points, fit):
     lines = [trace for trace in screen.checkpoint_scatter(points, fit, colors(points)).data if trace.mode == "lines"]
     low, high, line = lines[:3]
-    x = np.array(line.x)
-    assert np.array(line.y) == pytest.approx(fit.line("memo_trap", x))
-    band = fit.band("memo_trap", x)
+    assert np.array(line.y) == pytest.approx(fit.line("memo_trap", np.array(line.x)))
+    assert list(line.x) == [min(points.gamma.values()), max(points.gamma.values())]
+    band = fit.band("memo_trap", np.array(low.x))
     assert np.array(low.y) == pytest.approx(band[0]) and np.array(high.y) == pytest.approx(band[1])
     alone = screen.checkpoint_scatter(points, None, colors(points)).data
     assert not [trace for trace in alone if trace.mode == "lines"]

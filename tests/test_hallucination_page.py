@@ -110,6 +110,16 @@ def test_a_live_job_shows_every_benchmark(results, monkeypatch):
     assert "evaluate" not in [button.key for button in test.button]
 
 
+def test_waiting_jobs_are_one_line_and_all_can_be_stopped(results, monkeypatch):
+    known_jobs(monkeypatch, job("queued", target_of(monkeypatch)))
+    test = page()
+    assert fine(test) and "Waiting for their turn: SmolLM2-135M-Instruct." in words(test)
+    stopped = []
+    monkeypatch.setattr(jobs, "stop", lambda job_id, **_: stopped.append(job_id))
+    test.button(key="stop_all").click().run()
+    assert stopped == [job("queued").id]
+
+
 @pytest.mark.parametrize("error", ["MemoTrap (memo_trap) has no data here: there is no file x", "disk full"])
 def test_a_failed_job_says_why_and_can_be_tried_again(results, monkeypatch, error):
     failed = job("failed", target_of(monkeypatch), error=error)
@@ -327,6 +337,7 @@ def test_checkpoints_scored_on_other_rows_are_refused_by_name(results):
     path.write_text(path.read_text().replace("0" * 63 + "0", "f" * 64))
     test = page(b="adapted", tasks="memo_trap", tab="Scores")
     assert fine(test) and "scored on different items of MemoTrap" in words(test)
+    assert len(table(test, "value")) == 2 and "change" not in table(test, "value"), "the scores are shown all the same"
 
 
 def test_two_checkpoints_of_one_name_are_told_apart(results):

@@ -20,7 +20,7 @@ from analysis.hallucination.prediction import (
     predict,
     wrong,
 )
-from analysis.hallucination.table import PAPER_TABLE, latex_table, score_lines, score_table
+from analysis.hallucination.table import PAPER_TABLE, latex_table, mean_changes, score_lines, score_table
 
 HEADS = 3
 
@@ -178,6 +178,29 @@ def test_the_table_has_the_papers_columns():
     line = table.set_index("score").loc["memo_trap"]
     assert (line["paper: CE LoRA"], line["paper: GAME-LoRA"]) == PAPER_TABLE["memo_trap"]
     assert line["base: n"] == 200 and math.isnan(table.set_index("score").loc["builtin_traps", "base: value"])
+
+
+def test_lines_say_the_change_against_the_baseline_and_what_was_noted():
+    base = checkpoint("base", made("memo_trap", 1), made("mmlu", 2, accuracy=1.0))
+    tuned = checkpoint("tuned", made("memo_trap", 3, accuracy=0.5), made("mmlu", 4, accuracy=1.0))
+    tuned.evaluations["memo_trap"].records.loc[:2, "notes"] = "truncated"
+    lines = score_lines([base, tuned], base).set_index(["score", "checkpoint"])
+    change = changes(tuned, base)["hallucination"].tasks["memo_trap"]
+    line = lines.loc[("memo_trap", "tuned")]
+    assert (line["change"], line["low"], line["high"]) == (change.value, change.low, change.high)
+    assert line["noted"] == "3 truncated" and lines.loc[("memo_trap", "base"), "noted"] == ""
+    assert (line["paper: CE LoRA"], line["n"]) == (0.642, 200) and math.isnan(lines.loc[("memo_trap", "base"), "change"])
+    assert lines.index.get_level_values("score").tolist() == ["memo_trap"] * 2 + ["mmlu"] * 2
+    assert score_lines([base, tuned], None)["change"].isna().all()
+
+
+def test_mean_changes_say_what_was_left_out():
+    base = checkpoint("base", made("memo_trap", 1), made("mmlu", 2))
+    base.evaluations["mmlu"].records["value"] = 0.0
+    tuned = checkpoint("tuned", made("memo_trap", 3, accuracy=0.5), made("mmlu", 4))
+    (line,) = mean_changes([base, tuned], base).to_dict("records")
+    assert line["hallucination"] == changes(tuned, base)["hallucination"].mean.value
+    assert line["left_out"] == ["mmlu"] and math.isnan(line["knowledge"])
 
 
 def test_latex_survives_any_name():

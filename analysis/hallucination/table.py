@@ -46,11 +46,11 @@ def score_table(checkpoints: Sequence[Checkpoint]) -> pd.DataFrame:
     return pd.DataFrame(list(lines.values())).sort_values(["kind", "score"], ignore_index=True)
 
 
-def score_lines(checkpoints: Sequence[Checkpoint], baseline: Checkpoint) -> pd.DataFrame:
+def score_lines(checkpoints: Sequence[Checkpoint], baseline: Checkpoint | None) -> pd.DataFrame:
     """A line a score and checkpoint: score, kind, title, checkpoint, value, standard_error, n, invalid, unparsed,
     length_only, noted (items that were truncated, merged or too long), the relative change against the baseline with its
-    95 % paired bootstrap interval (change, low, high; NaN for the baseline itself and where it is 0), and the paper's two
-    columns.
+    95 % paired bootstrap interval (change, low, high; NaN for the baseline itself, where it is 0, and without a baseline),
+    and the paper's two columns.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def score_lines(checkpoints: Sequence[Checkpoint], baseline: Checkpoint) -> pd.D
     unknown = Change(math.nan, math.nan, math.nan, 0)
     lines = []
     for point in checkpoints:
-        found = {} if point is baseline else changes(point, baseline)
+        found = {} if baseline is None or point is baseline else changes(point, baseline)
         changed = {name: change for kind in found.values() for name, change in kind.tasks.items()}
         for score in [score for evaluation in point.evaluations.values() for score in evaluation.scores()]:
             change = changed.get(score.name, unknown)
