@@ -54,7 +54,8 @@ def prices_by_layer(series: Sequence[Series], selected: int | None = None) -> go
             figure.add_scatter(
                 x=layers,
                 y=[each.value if each.bounded else None for each in prices],
-                name=label if len(series) == 1 else escaped(f"{part.name}: {label}"),
+                name=label if len(series) == 1 else escaped(part.name),
+                showlegend=len(series) == 1 or dash == "solid",
                 mode="lines+markers" if dash == "solid" else "lines",
                 line={"color": part.color, "width": 2 if dash == "solid" else 1.5, "dash": dash},
                 marker={"size": 7},
@@ -69,10 +70,17 @@ def prices_by_layer(series: Sequence[Series], selected: int | None = None) -> go
                 showlegend=False,
                 hovertemplate=f"layer %{{x}}: {label} unbounded<br>%{{text}}<extra>{escaped(part.name)}</extra>",
             )
+    for label, dash, _ in PRICES if len(series) > 1 else ():  # what the lines are, once for both colours
+        style = {"color": NEUTRAL_COLOR, "width": 1.5, "dash": dash}
+        figure.add_scatter(x=[None], y=[None], mode="lines", line=style, name=label)
+    if not all(np.isfinite(every)):
+        mark = {"symbol": "triangle-up", "size": 9, "color": NEUTRAL_COLOR}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=mark, name="unbounded")
     if selected is not None:
         figure.add_vline(x=selected, line={"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}, layer="below")
     figure.update_xaxes(title="layer", tickformat="d", showgrid=False, fixedrange=True)
-    figure.update_yaxes(title="price of anarchy", type="log", range=[-0.01, np.log10(1.05 * edge)], fixedrange=True)
+    top = np.log10(edge) + 0.06 * max(np.log10(edge), 0.1)  # room for a triangle at the edge
+    figure.update_yaxes(title="price of anarchy", type="log", range=[-0.03 * top, top], fixedrange=True)
     figure.update_yaxes(dtick="D2", tickformat="~g")
     return calm(figure, height=300, legend=True)
 
@@ -187,7 +195,8 @@ def charges_and_vif(series: Sequence[Series], layer: int, selected: int | None =
     figure.update_xaxes(fixedrange=True, showgrid=False, type="category")
     figure.update_yaxes(fixedrange=True, nticks=5, rangemode="tozero")
     figure.update_layout(barmode="group")
-    return calm(figure, height=420, legend=len(series) > 1, top=40)
+    calm(figure, height=420, legend=len(series) > 1, top=40)
+    return figure.update_layout(margin={"t": 64}, legend={"y": 1.09}) if len(series) > 1 else figure  # above the upper title
 
 
 def heatmaps_with_head(panels: Sequence[Panel], limit: float, selected: int | None = None) -> go.Figure:
@@ -235,7 +244,7 @@ def redundant_by_layer(series: Sequence[Series]) -> go.Figure:
                 y=count,
                 name=escaped(f"{part.name}: {label}"),
                 offsetgroup=part.name,
-                marker={"color": fill, "line": {"color": part.color, "width": 1.5}},
+                marker={"color": fill, "line": {"color": part.color, "width": np.where(count, 1.5, 0)}},  # none is no line
                 hovertemplate=f"layer %{{x}}: %{{y}} {label}<extra>{escaped(part.name)}</extra>",
             )
     figure.update_xaxes(title="layer", tickformat="d", showgrid=False, fixedrange=True)

@@ -47,7 +47,8 @@ def _known(side: Side) -> str:
         )
     low, high = gauge.band
     widest = int((high - low).argmax())
+    moved = f"Γ of {gauge.gamma[widest]:.3g} moves by {high[widest] - low[widest]:.2g}"
     return plain(
-        f"{side.label}: the band is Γ over {bases} value bases of the same function, widest in layer {layers[widest]} "
-        f"({low[widest]:.3g} to {high[widest]:.3g}); an entry of G moves by at most {gauge.G.max():.2g}."
+        f"{side.label}: the band is Γ over {bases} value bases of the same function. It is widest in layer {layers[widest]}, "
+        f"where {moved}; an entry of G moves by at most {gauge.G.max():.2g}."
     )

@@ -37,12 +37,12 @@ def address(tmp_path_factory):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_page_looks_right_in_both_themes(address, visit, theme, width, height):  # noqa: F811
     seen = visit(theme=theme, width=width, height=height)
-    seen.open(f"{address}/{PATH}?b=adapted&layer=16", "dynamics_B")
+    seen.open(f"{address}/{PATH}?b=adapted&layer=16&vif=1.2&check_heads=L16H2", "dynamics_B")
     SHOTS.mkdir(exist_ok=True)
     seen.page.screenshot(path=SHOTS / f"game_{theme}_{width}x{height}.png")
     for tab, content in [
         ("Free riders", "riders"),
-        ("Causal check", "checks"),
+        ("Causal check", "effect_cross-entropy"),
         ("Errors", "stAlert"),
         ("Data", "download_game"),
         ("Charges and VIF", "game_heatmap"),

@@ -28,13 +28,17 @@ def series(seed=0, name="a <b> model", color=A_COLOR, effect=None, **threshold):
 def test_prices_are_drawn_and_unbounded_ones_stand_at_the_edge():
     part = series()
     figure = prices_by_layer([part, series(seed=1, name="B", color=B_COLOR)], selected=1)
-    price = next(trace for trace in figure.data if trace.name == "a &lt;b&gt; model: price of anarchy")
+    price = next(trace for trace in figure.data if trace.name == "a &lt;b&gt; model" and trace.line.dash == "solid")
     expected = [game.price_of_anarchy for game in part.result.games]
     assert list(price.y) == [each.value if each.bounded else None for each in expected]
     assert price.y[2] is None
     edges = [trace for trace in figure.data if trace.marker.symbol == "triangle-up" and trace.marker.color == A_COLOR]
     assert all(2 in trace.x and "<b>" not in trace.text[0] for trace in edges)
-    assert {trace.line.color for trace in figure.data if trace.mode != "markers"} == {A_COLOR, B_COLOR}
+    drawn = [trace for trace in figure.data if trace.mode != "markers" and trace.x[0] is not None]
+    assert {trace.line.color for trace in drawn} == {A_COLOR, B_COLOR} and len(drawn) == 6
+    legend = [trace.name for trace in figure.data if trace.showlegend is not False]
+    expected = ["a &lt;b&gt; model", "B", "price of anarchy", "worst case over benefits", "bound by Γ", "unbounded"]
+    assert legend == expected, "a colour a checkpoint, a line a price"
 
 
 def test_both_dynamics_end_where_the_game_says():

@@ -141,7 +141,7 @@ def test_the_commands_leave_their_results_where_the_pages_look(measured):
     gauge = GaugeResult.load(gauge_job(known).path)
     assert gauge.couplings["paper"].gamma.shape == (2,) and gauge.provenance["text"]["sha256"] == known["text"]["sha256"]
 
-    work = ablation_job(path, known, "paper", Check("coalition:1:0", match="layer"))
+    work = ablation_job(path, known, "paper", Check("coalition:1:0"))
     run(work)
     assert known_ablations(known) == [work.path] and AblationResult.load(work.path).heads[0] == "L1H0"
 
