@@ -10,9 +10,10 @@ from gamelora.run_table import SORTS, RunRow, matching, ordered, table
 from pages._runs_data import KnownRun
 from pages._widgets import linked_or_said, plain
 
-_ROWS_SHOWN = 8
+_ROWS_SHOWN = 7
 _ROW_HEIGHT = 35  # pixels
 _CHOSEN_AT_FIRST = 5
+_BROKEN_SHOWN = 4  # below the table; all notes are in it
 
 
 def filtered(known: dict[str, KnownRun]) -> list[RunRow]:
@@ -88,10 +89,21 @@ def draw_table(rows: list[RunRow], known: dict[str, KnownRun]) -> list[KnownRun]
         hide_index=True,
         height=_ROW_HEIGHT * (1 + max(1, min(_ROWS_SHOWN, len(rows)))) + 3,
         column_config=_COLUMNS,
+        placeholder="",
         alt="Every run with its method, state, cross-entropy and Gamma",
     )
     _into_link("runs", chosen)
+    _broken(rows)
     return [known[name] for name in [*(name for name in names if name in chosen), *(n for n in chosen if n not in names)]]
+
+
+def _broken(rows: list[RunRow]) -> None:
+    """What is wrong with runs, below a table that may be too narrow to show its last columns."""
+    broken = [row for row in rows if row.problems or row.state == "unreadable"]
+    for row in broken[:_BROKEN_SHOWN]:
+        st.caption(f"**{plain(row.name)}** {plain(row.note)}")
+    if len(broken) > _BROKEN_SHOWN:
+        st.caption(f"{len(broken) - _BROKEN_SHOWN} more runs have such a note, in the last columns of the table.")
 
 
 def _chosen(known: dict[str, KnownRun]) -> list[str]:
@@ -123,7 +135,6 @@ _COLUMNS = {
     "run": st.column_config.TextColumn("Run", pinned=True, width=150),
     "state": st.column_config.TextColumn("State", width=75),
     "method": st.column_config.TextColumn("Method", width=60, help="The losses that were trained."),
-    "arbitration": st.column_config.TextColumn("Arbiter", width=60, help="How the gradients of the losses were weighed."),
     "done": st.column_config.TextColumn("Steps", width=90),
     "final_ce": _number("Final CE", "Held-out cross-entropy of the last evaluation, nats per token."),
     "gamma_first": _number(
@@ -139,6 +150,7 @@ _COLUMNS = {
     "tags": st.column_config.ListColumn("Tags", width=120),
     "note": st.column_config.TextColumn("Note", width=260, help="Why it ended, and what is wrong with its files."),
     "model": st.column_config.TextColumn("Model", width=150),
+    "arbitration": st.column_config.TextColumn("Arbiter", width=60, help="How the gradients of the losses were weighed."),
     "design_layers": st.column_config.TextColumn("Design layers", width=90),
     "created": st.column_config.DatetimeColumn("Created", format="YYYY-MM-DD HH:mm", width=125),
 }

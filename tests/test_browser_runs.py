@@ -45,7 +45,7 @@ def test_the_page_looks_right_in_both_themes(address, visit, theme, width, heigh
     seen.open(f"{address}/{PATH}?metric=loss%2Fce&smooth=0.9&runs=game-0&runs=ce-1&runs=ldb-2&runs=bt-3", "overlay")
     SHOTS.mkdir(exist_ok=True)
     seen.page.screenshot(path=SHOTS / f"runs_{theme}_{width}x{height}.png")
-    seen.page.locator(".st-key-diff").scroll_into_view_if_needed()
+    seen.page.get_by_text("Settings that differ").scroll_into_view_if_needed()
     seen.page.screenshot(path=SHOTS / f"runs_diff_{theme}_{width}x{height}.png")
     seen.page.locator(".st-key-run_files button").first.click()
     seen.page.get_by_role("button", name="Merge into one model").wait_for()
