@@ -173,11 +173,12 @@ def _result(found: AblationResult, called: str, player: Player, work: GameJob) -
         chart = ablation_against_random(effect, "ablated", f"change of {_unit(measure)}", player.side.color)
         st.plotly_chart(chart, key=f"effect_{measure}", alt=f"Change of {measure} beside {len(effect.random)} random sets")
         low, high = effect.interval or (float("nan"), float("nan"))
+        nats = " nats per token" if measure in _UNITS else ""
         left_out = f" {effect.left_out} could not be scored and are left out." if effect.left_out else ""
         st.markdown(
             plain(
-                f"{found.mode.capitalize()}-ablating {called} changes {_unit(measure)} by {effect.effect:+.3g} (95 % {low:+.3g} "
-                f"to {high:+.3g}), from {effect.baseline:.4g}; {len(effect.random)} random sets of {len(found.heads)} by "
+                f"{found.mode.capitalize()}-ablating {called} changes {measure} by {effect.effect:+.3g} (95 % {low:+.3g} "
+                f"to {high:+.3g}){nats}, from {effect.baseline:.4g}; {len(effect.random)} random sets of {len(found.heads)} by "
                 f"{effect.random_effects.mean():+.3g} on average. p = {min(effect.p_larger, effect.p_smaller):.2g}, one-sided; "
                 f"n = {len(effect.weights):,} {'rows' if measure == 'cross-entropy' else 'items'}.{left_out}"
             )
