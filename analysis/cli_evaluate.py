@@ -8,6 +8,7 @@ from pathlib import Path
 from analysis.cli_interaction import add_model_options
 from analysis.hallucination.benchmarks import BENCHMARKS, SUITES, named
 from analysis.hallucination.data import SAMPLES, SEED, load_items
+from analysis.hallucination.evaluation import TaskScore
 from analysis.interaction import COUPLINGS
 from analysis.models import load_model
 from analysis.progress import report
@@ -60,11 +61,18 @@ def run_evaluate(options: argparse.Namespace) -> None:
         if options.out:
             evaluation.save(options.out)
         for score in evaluation.scores():
-            notes = [f"{score.invalid} not scored"] * (score.invalid > 0)
-            if score.unparsed is not None:
-                notes.append(f"{score.unparsed:.0%} without a verdict, length alone scores {score.length_only:.3f}")
-            said = f" ({'; '.join(notes)})" if notes else ""
-            print(f"{score.title}: {score.value:.3f} +- {score.standard_error:.3f}, n = {score.n}{said}", flush=True)
+            print(f"{score.title}: {_in_words(score)}", flush=True)
+
+
+def _in_words(score: TaskScore) -> str:
+    """A score with its error and what must stand beside it."""
+    if score.n == 0:
+        return f"no score, none of {score.invalid} items could be scored (not finite, or too long for the model's window)"
+    notes = [f"{score.invalid} not scored"] * (score.invalid > 0)
+    if score.unparsed is not None:
+        notes.append(f"{score.unparsed:.0%} without a verdict, length alone scores {score.length_only:.3f}")
+    said = f" ({'; '.join(notes)})" if notes else ""
+    return f"{score.value:.3f} +- {score.standard_error:.3f}, n = {score.n}{said}"
 
 
 def run_predict(options: argparse.Namespace) -> None:

@@ -31,14 +31,14 @@ def browse(screen: Screen) -> None:
         st.info(f"There is no item of the kind “{which}” that all these checkpoints were scored on. Choose another kind.")
         return
     st.caption(f"{len(rows)} items of this kind.")
-    _show(item(points, benchmark, score, st.session_state["row"]), benchmark)
+    _show(item(points, benchmark, score, st.session_state["row"]), benchmark, screen.short)
 
 
 def _step(rows: list[int], by: int) -> None:
     st.session_state["row"] = rows[rows.index(st.session_state["row"]) + by]
 
 
-def _show(shown: Item, benchmark: str) -> None:
+def _show(shown: Item, benchmark: str, names: dict[str, str]) -> None:
     left, right = st.columns([5, 4], gap="medium")
     with left:
         st.markdown("**Prompt**" + (f", subset {plain(shown.subset)}" if shown.subset else ""))
@@ -51,19 +51,21 @@ def _show(shown: Item, benchmark: str) -> None:
         st.dataframe(
             pd.DataFrame(
                 {
-                    "Checkpoint": answer.checkpoint,
+                    "Checkpoint": names[answer.checkpoint],
                     "Answer": answer.prediction.strip() or "none",
                     "Score": answer.value,
                     "Γ": answer.gamma,
                     "Notes": answer.notes,
                 }
                 for answer in shown.answers
-            ).dropna(axis="columns", how="all"),
+            )
+            .replace({"Notes": {"": None}})
+            .dropna(axis="columns", how="all"),
             hide_index=True,
             key="answers",
             column_config={
-                "Checkpoint": st.column_config.TextColumn(width=150),
-                "Answer": st.column_config.TextColumn(width=90),
+                "Checkpoint": st.column_config.TextColumn(width=140),
+                "Answer": st.column_config.TextColumn(width=80),
                 "Score": st.column_config.NumberColumn(format="%.3g", width=54),
                 "Γ": st.column_config.NumberColumn(format="%.4g", width=62, help="Of the item's own gradient, mean over layers."),
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import streamlit as st
@@ -48,6 +49,17 @@ class Screen:
     def key(self) -> Key:
         """What all numbers on screen depend on."""
         return key_of(self.stamps)
+
+    @property
+    def short(self) -> dict[str, str]:
+        """Checkpoint -> its name in tables."""
+        return short_names([point.name for point in self.checkpoints])
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Names for narrow places: an adapter without its base where all adapters sit on the same one."""
+    bases = {name.split(" + ")[0] for name in names if " + " in name}
+    return {name: f"+ {name.split(' + ', 1)[1]}" if " + " in name and len(bases) == 1 else name for name in names}
 
 
 def scatter(choice: Choice, coupling: str, checkpoints: list[Checkpoint], stamps: dict[str, dict[str, Stamp]]) -> Screen:

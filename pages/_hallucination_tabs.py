@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,19 +27,19 @@ YES = "In HaluEval and the built-in judged QA, “yes” means hallucinated, and
 _three = partial(st.column_config.NumberColumn, format="%.3f")
 _percent = partial(st.column_config.NumberColumn, format="percent")
 _SCORE_COLUMNS = {
-    "title": st.column_config.TextColumn("Score", width=135),
-    "checkpoint": st.column_config.TextColumn("Checkpoint", width=140),
-    "value": _three("Value", width=56, help="Share right; mass on true choices for MC2; bits per byte for WikiText."),
-    "standard_error": _three("SE", width=52, help="Standard error over items."),
-    "n": st.column_config.NumberColumn("n", width=46, help="Scored items."),
+    "title": st.column_config.TextColumn("Score", width=125),
+    "checkpoint": st.column_config.TextColumn("Checkpoint", width=150),
+    "value": _three("Value", width=54, help="Share right; mass on true choices for MC2; bits per byte for WikiText."),
+    "standard_error": _three("SE", width=50, help="Standard error over items."),
+    "n": st.column_config.NumberColumn("n", width=42, help="Scored items."),
     "invalid": st.column_config.NumberColumn("Invalid", width=60, help="Not finite or too long: counted, in no score."),
     "noted": st.column_config.TextColumn("Noted", help="Items whose prompt was cut, or whose tokens had to be cut apart."),
-    "unparsed": _percent("Unparsed", width=76, help="Verdicts that are neither yes nor no; they count as wrong."),
+    "unparsed": _percent("Unparsed", width=74, help="Verdicts that are neither yes nor no; they count as wrong."),
     "length_only": _three("Length", width=60, help="Length only: what the length of the judged text alone would score."),
-    "change": _percent("Change", width=70, help="(score − baseline) / baseline; positive is a gain."),
-    "interval": st.column_config.TextColumn("95 %", width=104, help="Of the change, in per cent: paired bootstrap over items."),
-    PAPER_COLUMNS[0]: _three("CE", width=52, help="The paper's Table 1: CE LoRA on Qwen2.5-0.5B."),
-    PAPER_COLUMNS[1]: _three("GAME", width=58, help="The paper's Table 1: GAME-LoRA on Qwen2.5-0.5B."),
+    "change": _percent("Change", width=68, help="(score − baseline) / baseline; positive is a gain."),
+    "interval": st.column_config.TextColumn("95 %", width=98, help="Of the change, in per cent: paired bootstrap over items."),
+    PAPER_COLUMNS[0]: _three("CE", width=50, help="The paper's Table 1: CE LoRA on Qwen2.5-0.5B."),
+    PAPER_COLUMNS[1]: _three("GAME", width=54, help="The paper's Table 1: GAME-LoRA on Qwen2.5-0.5B."),
 }
 
 
@@ -67,7 +68,12 @@ def scores(screen: Screen) -> None:
     empty = [name for name in lines if lines[name].replace("", np.nan).isna().all()]
     empty += ["invalid"] * (not lines["invalid"].any()) + ["interval"] * ("change" in empty)
     shown = [name for name in _SCORE_COLUMNS if name not in empty]
-    st.dataframe(lines[shown], hide_index=True, key="scores", column_config=_SCORE_COLUMNS, alt="Scores of every checkpoint")
+    named = lines[shown].replace({"checkpoint": screen.short})
+    st.dataframe(named, hide_index=True, key="scores", column_config=_SCORE_COLUMNS, alt="Scores of every checkpoint")
+    for line in lines[lines["n"] == 0].itertuples():
+        st.info(
+            f"{plain(line.title)}: no item could be scored with {plain(line.checkpoint)}, which gives no finite numbers there."
+        )
     for sentence in [] if isinstance(means, str) else _mean_sentences(means):
         st.markdown(sentence)
     paper = _PAPER if not set(PAPER_COLUMNS) <= set(empty) else "None of these benchmarks is in the paper's Table 1."
@@ -183,7 +189,8 @@ def trade_off(screen: Screen) -> None:
     if isinstance(found, str):
         st.info(plain(found))
         return
-    chart = trade_offs(found, screen.choice.colors)
+    found = [replace(trade, name=screen.short[trade.name]) for trade in found]
+    chart = trade_offs(found, {screen.short[name]: screen.choice.colors[name] for name in screen.short})
     st.plotly_chart(chart, key="trades", alt="Change of hallucination scores against change of knowledge scores")
     best = ", ".join(trade.name for trade in front(found))
     st.caption(

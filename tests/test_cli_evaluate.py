@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import math
 import socket
 
 import pytest
+import torch
 
 from analysis import cli_evaluate
 from analysis.hallucination.benchmarks import BENCHMARKS
@@ -70,6 +72,18 @@ def test_local_rows_of_every_hallucination_benchmark_run_offline(tmp_path, model
     said = capsys.readouterr().out
     assert said.count("n = 3") == 4 and "without a verdict, length alone scores 1.000" in said
     assert {path.name for path in (tmp_path / "out").glob("*.json")} == {f"{name}.json" for name in samples}
+
+
+def test_a_model_that_is_not_finite_gets_no_score_in_words(tmp_path, monkeypatch, capsys):
+    broken = tiny_loaded()
+    with torch.no_grad():
+        broken.model.lm_head.weight[5] = math.nan
+    monkeypatch.setattr(cli_evaluate, "load_model", lambda *_, **__: broken)
+    run("evaluate", "--model", "tiny", "--limit", 4, "--per-item-gamma", "--out", tmp_path / "out")
+    said = capsys.readouterr().out
+    assert said.count("no score, none of 4 items could be scored") == 4 and "nan" not in said
+    run("predict", "--results", tmp_path / "out", "--out", tmp_path / "answer.json")
+    assert "no item has both a score and a finite Gamma" in capsys.readouterr().out
 
 
 def test_evaluate_then_predict(tmp_path, model, capsys):

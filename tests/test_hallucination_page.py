@@ -197,7 +197,7 @@ def test_the_score_table_is_that_of_the_library(evaluated):
     shown = table(test, "value").set_index(["title", "checkpoint"])
     for stored in stored_evaluations()[0]:
         adapter = stored.provenance["adapter"]
-        name = "SmolLM2-135M-Instruct" + (f" + {adapter['source'].rsplit('/', 1)[-1]}" if adapter else "")
+        name = f"+ {adapter['source'].rsplit('/', 1)[-1]}" if adapter else "SmolLM2-135M-Instruct"
         for score in stored.scores:
             line = shown.loc[(score["title"], name)]
             for field in ("value", "standard_error", "n"):
@@ -205,7 +205,7 @@ def test_the_score_table_is_that_of_the_library(evaluated):
             if score["unparsed"] is not None:
                 assert (line["unparsed"], line["length_only"]) == pytest.approx((score["unparsed"], score["length_only"]))
     base = shown.loc[("MemoTrap", "SmolLM2-135M-Instruct")]
-    tuned = shown.loc[("MemoTrap", "SmolLM2-135M-Instruct + laptop")]
+    tuned = shown.loc[("MemoTrap", "+ laptop")]
     assert np.isnan(base["change"]) and tuned["change"] == pytest.approx(tuned["value"] / base["value"] - 1)
     assert (base["paper: CE LoRA"], base["paper: GAME-LoRA"]) == (0.642, 0.650)
     assert "mean change of scores: hallucination" in words(test) and "Its Table 1" in words(test)
@@ -215,7 +215,7 @@ def test_the_score_table_is_that_of_the_library(evaluated):
 def test_another_baseline_turns_the_change_round(evaluated):
     test = page(b="adapted", tasks="memo_trap", tab="Scores", baseline="SmolLM2-135M-Instruct + laptop")
     shown = table(test, "value").set_index("checkpoint")
-    assert np.isnan(shown.loc["SmolLM2-135M-Instruct + laptop", "change"]) and shown.loc["SmolLM2-135M-Instruct", "change"] > 0
+    assert np.isnan(shown.loc["+ laptop", "change"]) and shown.loc["SmolLM2-135M-Instruct", "change"] > 0
 
 
 def test_the_built_in_suite_has_no_paper_column(results):
@@ -272,8 +272,10 @@ def test_a_checkpoint_without_a_score_or_without_both_outcomes_breaks_nothing(re
         line = table(test, "value").set_index(["title", "checkpoint"]).loc[("MemoTrap", "SmolLM2-135M-Instruct")]
         assert (line["n"], line.get("invalid", 0)) == ((0, 200) if np.isnan(value) else (200, 0))
         assert ("left out, because the baseline has 0 or no item to compare" in said) == (value != 1.0)
+        assert ("MemoTrap: no item could be scored with SmolLM2-135M-Instruct" in said) == np.isnan(value)
     if tab == "Errors by item":
-        assert "nothing tells errors from right answers" in said
+        why = "no item has both a score and a finite Gamma" if np.isnan(value) else "nothing tells errors from right answers"
+        assert why in said.replace("No item", "no item")
 
 
 # --- links and bad input --------------------------------------------------------------------------------------------------

@@ -94,6 +94,11 @@ def test_separation_and_constant_gamma_are_said_and_not_fitted():
     assert "cannot be told apart" in twin.reason
 
 
+def test_a_model_that_is_not_finite_is_named_as_the_reason():
+    with pytest.raises(ValueError, match="no item has both a score and a finite Gamma"):
+        association(np.array([True, False]), np.full(2, np.nan), np.ones((2, 1)), ["", ""])
+
+
 def test_items_without_gamma_are_left_out_and_counted():
     error, gamma, covariates, subset = simulated(np.random.default_rng(6))
     holes = gamma.copy()

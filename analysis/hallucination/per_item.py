@@ -103,7 +103,7 @@ def association(error: np.ndarray, gamma: np.ndarray, covariates: np.ndarray, su
     Raises
     ------
     ValueError
-        When no item is wrong, or none is right: there is nothing to tell apart.
+        When no item is wrong, or none is right, or there is none at all: there is nothing to tell apart.
     """
     error, gamma, subset = np.asarray(error, dtype=bool), np.asarray(gamma, dtype=np.float64), np.asarray(subset, dtype=str)
     covariates = np.asarray(covariates, dtype=np.float64)
@@ -125,8 +125,10 @@ def association(error: np.ndarray, gamma: np.ndarray, covariates: np.ndarray, su
 
 
 def _refuse_one_outcome(error: np.ndarray) -> None:
+    if not len(error):
+        raise ValueError("no item has both a score and a finite Gamma: the model gives no finite numbers on them.")
     if error.all() or not error.any():
-        kind = "wrong" if len(error) and error.all() else "right"
+        kind = "wrong" if error.all() else "right"
         raise ValueError(
             f"all {len(error)} items with a finite Gamma are {kind}: nothing tells errors from right answers. "
             "Use more items or another benchmark."
