@@ -78,7 +78,7 @@ def test_a_click_in_the_table_chooses_a_run_and_the_link_opens_it_again(address,
     seen.settle("overlay")
     assert "runs=game-0" in seen.page.url
     again = visit().open(seen.page.url, "overlay")
-    assert again.page.locator(".st-key-overlay .legend text").all_inner_texts() == ["bt-3", "game-0"]
+    assert again.page.locator(".st-key-overlay .legend text").all_text_contents() == ["bt-3", "game-0"]
     seen.check()
     again.check()
 

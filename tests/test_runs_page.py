@@ -281,9 +281,9 @@ def test_a_finished_adapter_is_at_once_a_checkpoint_of_the_other_pages(results, 
 def test_an_adapter_that_was_trained_anew_is_not_shown_with_the_old_result(results, started):  # noqa: F811
     run = made_up_run("done")
     adapter_result(run, results)
-    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
-    test.query_params["b"] = "done adapter"
-    test.run()
+    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180).run()
+    test.switch_page("pages/interaction.py").run()
+    test.selectbox(key="b").set_value("done adapter").run()
     assert "has not been measured yet" not in words(test)
     weights = run.adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
