@@ -40,7 +40,7 @@ def _draw(name: str, drawn_as: str, view: View) -> None:
     if now is None or now.state != drawn_as:  # deleted, perhaps in another tab, or at its next state
         st.rerun()
     config = config_of(now.run) if now.run else None
-    metrics = metrics_of(now.run) if now.run else RunMetrics()
+    metrics = _metrics(now)
     _title(now, config)
     if isinstance(config, str):
         st.error(plain(config))
@@ -57,6 +57,14 @@ def _draw(name: str, drawn_as: str, view: View) -> None:
     elif now.live:
         st.caption("The first points appear after the model is loaded and the held-out text is read once.")
     _details(now, config, metrics)
+
+
+def _metrics(now: Training) -> RunMetrics:
+    try:
+        return metrics_of(now.run) if now.run else RunMetrics()
+    except OSError as error:
+        st.error(f"The metrics of {plain(now.name)} cannot be read ({plain(error.strerror)}): allow reading its folder.")
+        return RunMetrics()
 
 
 def _title(now: Training, config: GameLoraConfig | str | None) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from analysis.workspace import atomic_write
 from gamelora import dry_step
 from gamelora.__main__ import main
 from gamelora.config import GameLoraConfig
@@ -55,7 +56,7 @@ def test_the_time_of_a_run_counts_renewals_and_evaluations():
 
 @pytest.mark.parametrize("damage", ["", "{half", '{"format": 9}', '{"format": 1, "measured": {"odd": 1}}'])
 def test_a_damaged_outcome_is_measured_again(damage, model, workspace):
-    dry_step.path_of(settings(model)).write_text(damage)
+    atomic_write(dry_step.path_of(settings(model)), damage)
     assert dry_step.read(settings(model)) is None
 
 

@@ -1,6 +1,8 @@
 """The train page without a browser: the form and its checks, every state that a run can be in, and what its buttons do."""
 
+import errno
 import json
+import os
 import shutil
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from analysis.progress import Progress
+from analysis.workspace import atomic_write
 from gamelora import dry_step, jobs, training_jobs
 from gamelora.config import PRESETS, GameLoraConfig, fields_by_name, preset
 from gamelora.run_metrics import RunMetrics
@@ -183,8 +186,8 @@ def test_a_step_is_measured_on_demand_and_its_numbers_shown(small, started):  # 
     assert started[0][0].startswith("dry-step:") and started[0][1][:2] == ["gamelora", "measure-step"]
     config = GameLoraConfig.from_yaml(next(code.value for code in test.code if "seq_len" in code.value))
     measured = dry_step.DryStep(1.0, 3.0, 0.5, 2**30, 2**33, "cpu")
-    path = dry_step.path_of(dry_step.share_of(config, 1))
-    path.write_text(json.dumps({"format": 1, "measured": measured.__dict__}))
+    stored = json.dumps({"format": 1, "measured": measured.__dict__})
+    atomic_write(dry_step.path_of(dry_step.share_of(config, 1)), stored)
     table = str(test.run().table[0].value.to_dict())
     assert "about 2 min 2 s on this machine" in table and "1.00 GiB" in table  # 90 + 10 * 3 + 2 evaluations of 2 rows
 
@@ -315,6 +318,17 @@ def test_damaged_runs_say_what_is_wrong_and_the_rest_works(small):
     assert "1 damaged lines were skipped" in words(opened(well(train(run="half")), "Data"))
     for name in ("broken", "newer", "odd", "half"):
         assert not train(run=name).exception
+
+
+def test_metrics_that_cannot_be_read_are_said_and_the_rest_works(small, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    made_run(state="stopped")
+    monkeypatch.setattr(Run, "metrics_after", refuse)
+    test = train(run="mine")
+    assert "metrics of mine cannot be read (Permission denied)" in words(test) and not test.exception
+    assert test.button(key="run_start_again").label == "Start again"
 
 
 def opened(test, tab):
