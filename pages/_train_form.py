@@ -60,7 +60,7 @@ _COLUMNS = 3
 _FIRST = "laptop"
 # Start and what the run takes stay in sight beside the long form.
 _STICKY = """<style>
-[data-testid="stColumn"]:has(> * > .st-key-train_plan) { position: sticky; top: 3.5rem; align-self: flex-start }
+[data-testid="stColumn"]:has(.st-key-train_plan) { position: sticky; top: 3.5rem; align-self: flex-start }
 </style>"""
 
 
