@@ -36,7 +36,7 @@ def seconds_left(metrics: RunMetrics, steps: int, now: float) -> float | None:
     ----------
     now : Unix seconds; counts down between two steps.
     """
-    times = metrics.series("time").dropna().tail(_PACE_OF + 1)
+    times = metrics.steps.get("time", pd.Series(dtype=float)).dropna().tail(_PACE_OF + 1)  # evaluations have times too
     pauses = times.diff().dropna()
     pauses = pauses[pauses <= _INTERRUPTED * pauses.median()]  # a run that was stopped and resumed
     if pauses.empty:

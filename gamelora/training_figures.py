@@ -114,7 +114,7 @@ def option_of(panels: list[Panel], metrics: RunMetrics) -> dict[str, Any]:
         if len(panel.curves) > 1:
             option["legend"].append(_legend(panel, left, top + 20))
         option["grid"].append({"left": left, "width": "31%", "top": top + _HEAD, "height": _PLOT, "containLabel": True})
-        steps = {"type": "value", "min": "dataMin", "max": "dataMax", "splitLine": {"show": False}}
+        steps = {"type": "value", "minInterval": 1, "min": "dataMin", "max": "dataMax", "splitLine": {"show": False}}
         option["xAxis"].append(_axis(number) | steps)
         option["yAxis"].append(_axis(number) | {"type": "log" if panel.log else "value", "scale": True, "splitNumber": 3})
         for position, (name, label) in enumerate(panel.curves):

@@ -42,7 +42,9 @@ def quiet(seen):
 def step_after(page, step):
     """Wait until the page says a later step."""
     page.wait_for_function(
-        "step => { const said = document.body.innerText.match(/step (\\d+) of/); return said && +said[1] > step }", arg=step
+        "step => { const said = document.body.innerText.match(/step ([\\d,]+) of/); "
+        "return said && +said[1].replaceAll(',', '') > step }",
+        arg=step,
     )
 
 

@@ -66,7 +66,8 @@ def test_a_single_loss_has_no_weight_to_lose():
 
 
 def paced(*times, first=1) -> RunMetrics:
-    return RunMetrics(pd.DataFrame({"time": times}, index=range(first, first + len(times)), dtype=float))
+    steps = pd.DataFrame({"time": times}, index=range(first, first + len(times)), dtype=float)
+    return RunMetrics(steps, pd.DataFrame({"time": [times[0] - 30.0], "eval_loss": [3.0]}, index=[0]))
 
 
 def test_the_time_left_goes_by_the_latest_steps_and_counts_down_between_them():
