@@ -123,13 +123,13 @@ def test_a_run_from_the_form_to_its_adapter_beside_its_base(visit, tmp_path):
         page.get_by_role("radio", name="smoke").click()
         playwright.expect(page.get_by_label("Name", exact=True)).to_have_value("smoke")
         write(seen, "Name", "first")
-        for label, value in {"Tokens a row": "48", "Held-out tokens": "96", "Steps": "40"}.items():
+        for label, value in {"Tokens a row": "48", "Held-out tokens": "96", "Steps": "20"}.items():
             write(seen, label, value)
         write(seen, "Rows a step", "0")
         page.get_by_text("batch_size is 0: give at least 1.").first.wait_for()
         assert page.get_by_role("button", name="Start", exact=True).is_disabled()
         write(seen, "Rows a step", "1")
-        page.get_by_text("--set steps=40").or_(page.get_by_text("steps: 40")).first.wait_for()
+        page.get_by_text("--set steps=20").or_(page.get_by_text("steps: 20")).first.wait_for()
         quiet(seen)
         assert page.get_by_role("button", name="Start", exact=True).bounding_box()["y"] > 0, "in sight at the form's end"
         page.screenshot(path=SHOTS / "train_form.png")
