@@ -13,7 +13,7 @@ app: setup
 
 test: setup $(READY)-dev
 	$(BIN)/ruff check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 unit: setup $(READY)-dev
 	$(BIN)/python -m pytest -m "not browser and not slow"

@@ -83,12 +83,11 @@ def test_a_link_opens_its_view_again(address, visit):
     seen.page.get_by_text("Γ / √(H(H − 1)), design layer", exact=False).first.wait_for()
     seen.page.get_by_role("tab", name="Items", exact=True).click()
     seen.page.get_by_role("button", name="Next", exact=True).click()
-    seen.page.wait_for_url(re.compile(r"row=\d+"))
+    seen.page.wait_for_url(re.compile("row=2"))  # row=1 stood there before the click
     seen.page.wait_for_url(re.compile("tab=Items"))
-    row = re.search(r"row=(\d+)", seen.page.url).group(1)
     again = visit().open(seen.page.url, "scatter")
     again.page.locator(TABLE).wait_for()
-    assert re.search(r"row=(\d+)", again.page.url).group(1) == row
+    assert "row=2" in again.page.url
     seen.check()
     again.check()
 
