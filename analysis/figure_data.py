@@ -13,6 +13,7 @@ from analysis.heads import head_name
 A_COLOR = "#2f7fc1"
 B_COLOR = "#d9731a"
 NEUTRAL_COLOR = "#8a8a94"
+ACCENT = "#7a6ac0"  # the pages' own, in a tone seen on white and on dark
 # ColorBrewer's PRGn, reversed and white at 0: colour-blind safe, and neither A's blue nor B's orange.
 DIVERGING = (
     "#00441b",

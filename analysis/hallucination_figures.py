@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analysis.coalition_style import look
-from analysis.figure_data import NEUTRAL_COLOR
+from analysis.figure_data import ACCENT, NEUTRAL_COLOR
 from analysis.figures import calm, escaped
 from analysis.hallucination.checkpoints import AcrossCheckpoints
 from analysis.hallucination.pareto import Trade, front
@@ -20,7 +20,7 @@ from analysis.hallucination.prediction import Points
 
 _BAND = "rgba(138,138,148,0.16)"
 _NULL = "rgba(138,138,148,0.45)"
-OTHER_COLOR = "#7b6cc0"  # of checkpoints that are neither A nor B: the accent
+OTHER_COLOR = ACCENT  # of checkpoints that are neither A nor B
 SIGNIFICANT = 0.05
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.adapters import CONFIG, WEIGHTS
-from analysis.models import model_name
+from analysis.models import adapter_name, model_name
 from analysis.sources import content_sha256, full_source
 
 KINDS = ("base", "adapter", "run step")
@@ -45,7 +45,7 @@ class CheckpointSource:
         """Its name for people."""
         if self.run:
             return f"{self.run} step {self.step}" if self.step is not None else f"{self.run} adapter"
-        name = model_name(self.source) + (f" + {Path(self.adapter).name}" if self.adapter else "")
+        name = model_name(self.source) + (f" + {adapter_name(self.adapter)}" if self.adapter else "")
         details = [self.revision] * bool(self.revision) + [self.dtype] * (self.dtype != "float32")
         return f"{name} ({', '.join(details)})" if details else name
 

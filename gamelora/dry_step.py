@@ -134,7 +134,7 @@ def measure(config: GameLoraConfig) -> DryStep:
         began = time.perf_counter()
         trainer.evaluate()
         evaluation = (time.perf_counter() - began) / len(trainer.text.held_out.rows)
-        peak = trainer._peak_memory()
+        peak = trainer.peak_memory()
     measured = DryStep(clock.seconds[1], clock.seconds[2], evaluation, peak, free, trainer.args.device.type)
     stored = {"format": _FORMAT, "config": config.to_dict(), "measured": asdict(measured)}
     atomic_write(path_of(config), json.dumps(stored, indent=1))

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from analysis.hallucination.benchmarks import BENCHMARKS, Benchmark
+from analysis.hallucination.benchmarks import BENCHMARKS, SEED, Benchmark
 from analysis.hallucination.evaluation import StoredEvaluation
 from analysis.hallucination.places import data_folder, local_file
 from analysis.progress import Progress
 from gamelora import jobs
 from gamelora.checkpoint_sources import CheckpointSource
 
-SEED = 42
 _TARGET = "evaluation:"
 # Seconds of an item with its Gamma on one core, default model (135 M parameters, float32); the rest is loading.
 _SECONDS = {"halueval_qa": 4.5, "halueval_dialogue": 3.5, "halueval_summarization": 5.0, "truthfulqa_mc": 3.5, "memo_trap": 1.0}

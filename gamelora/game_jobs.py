@@ -17,7 +17,7 @@ from typing import Any
 from analysis.ablation import FEWEST_RANDOM_SETS
 from analysis.gauge import ROTATIONS
 from analysis.models import adapter_name, model_name
-from analysis.workspace import workspace_dir
+from analysis.workspace import workspace_root
 from gamelora import jobs
 
 _GAUGE, _VALUES, _ABLATION = "gauge", "head-values", "ablations"  # folders of the workspace, and what targets begin with
@@ -171,7 +171,7 @@ def _place(provenance: dict[str, Any], folder: str, options: Sequence[str] | Non
     name += "-" + _digest([model["sha256"], model["dtype"], adapter.get("sha256"), text.get("sha256")])
     if options is not None:
         name += "-" + _digest(list(options))
-    return name, workspace_dir(folder) / f"{name}.json"
+    return name, workspace_root() / folder / f"{name}.json"
 
 
 def _digest(content: list) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from gamelora.runs import MetricsPart, Run
 
-_TASKS = {"ce": "cross-entropy", "ldb": "barrier", "bt": "Barlow Twins"}
+TASKS = {"ce": "cross-entropy", "ldb": "barrier", "bt": "Barlow Twins"}
 # The names in metrics.jsonl, in the order that a picker lists them, and what they are; {} is filled from the name.
 _TITLES = {
     r"eval_loss": "Held-out cross-entropy, nats per token",
@@ -105,7 +105,7 @@ def title(name: str) -> str:
     for pattern, words in _TITLES.items():
         found = re.fullmatch(pattern, name)
         if found:
-            return words.format(*(_TASKS.get(part, part) for part in found.groups()))
+            return words.format(*(TASKS.get(part, part) for part in found.groups()))
     return name
 
 

@@ -18,13 +18,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -269,8 +271,10 @@ def run_names() -> list[str]:
     return sorted(name for name in found if not name.startswith("."))
 
 
-def free_name(wanted: str) -> str:
-    """`wanted`, or the first of wanted-2, wanted-3, ... that no run has."""
-    taken = set(run_names())
-    names = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, len(taken) + 2))
-    return next(name for name in names if name not in taken)
+def free_name(wanted: str, taken: Iterable[str] = ()) -> str:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that no run has and that is not `taken`; laptop-3 follows laptop-2."""
+    taken = {*run_names(), *taken}
+    if wanted not in taken:
+        return wanted
+    stem = re.sub(r"-\d+$", "", wanted)
+    return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)

@@ -328,11 +328,11 @@ class GameLoraTrainer(Trainer):
         step = self._step
         if "loss" in logs and step is not None:
             seconds = time.perf_counter() - step.started
-            logs |= step.metrics | {"tokens_per_second": step.tokens / seconds, "peak_memory": float(self._peak_memory())}
+            logs |= step.metrics | {"tokens_per_second": step.tokens / seconds, "peak_memory": float(self.peak_memory())}
         super().log(logs, start_time)
         self.state.log_history.clear()
 
-    def _peak_memory(self) -> int:
+    def peak_memory(self) -> int:
         """Most memory so far, bytes: allocated on the GPU, or resident for a process on the CPU."""
         if self.args.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.args.device)

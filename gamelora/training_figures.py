@@ -13,19 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from analysis.figure_data import NEUTRAL_COLOR
-from gamelora.run_metrics import RunMetrics, thin
+from analysis.figure_data import ACCENT, NEUTRAL_COLOR
+from gamelora.run_metrics import TASKS, RunMetrics, thin
 
-ACCENT = "#7a6ac0"
 POINTS = 300  # that a curve is drawn with at most
 _MARKED_BELOW = 40  # points of a curve that are few enough to be marked each
 _COLUMNS = 3
 _ROW, _PLOT, _HEAD = 205, 128, 46  # pixels: of a row of panels, of a plot, of title and legend above it
 _TITLE = {"fontSize": 13, "fontWeight": 500}
-_TASKS = {"ce": "cross-entropy", "ldb": "barrier", "bt": "Barlow Twins"}
 _SHORT = {"ce": "CE", "ldb": "barrier", "bt": "BT"}
 _LOOKS = ((ACCENT, "solid"), (NEUTRAL_COLOR, "solid"), (NEUTRAL_COLOR, "dotted"), (ACCENT, "dotted"), (ACCENT, "dashed"))
-_OF_TASK = {name: _LOOKS[position] for position, name in enumerate(_TASKS.values())}
+_OF_TASK = {name: _LOOKS[position] for position, name in enumerate(TASKS.values())}
 _SETS = {"loss/ce": "training", "eval_loss": "held-out"}
 _NOW_AND_THEN = ("cosine/", "gradient_norm/")  # known only where weights are renewed
 
@@ -41,7 +39,7 @@ class _Kind:
 
 
 def _task(found: re.Match) -> str:
-    return _TASKS.get(found[1], found[1])
+    return TASKS.get(found[1], found[1])
 
 
 def _pair(found: re.Match) -> str:
@@ -80,7 +78,7 @@ def panels_of(metrics: RunMetrics) -> list[Panel]:
     for kind in _KINDS:
         found = [(name, match) for name in metrics.names if (match := re.fullmatch(kind.pattern, name))]
         curves = [(name, kind.label(match)) for name, match in found]
-        order = list(_TASKS.values())
+        order = list(TASKS.values())
         curves.sort(key=lambda curve: (curve[0] == "eval_loss", order.index(curve[1]) if curve[1] in order else 0))
         if curves:
             panels.append(Panel(kind.title, kind.log, tuple(curves)))

@@ -7,8 +7,6 @@ A run may be resumed by several jobs one after another, or be trained from the c
 from __future__ import annotations
 
 import functools
-import itertools
-import re
 import shutil
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ from gamelora.checkpoints import step_of
 from gamelora.command_line import processes_of, resume_arguments, train_arguments
 from gamelora.config import GameLoraConfig
 from gamelora.jobs import Job
-from gamelora.runs import KILLED, Run, run_names
+from gamelora.runs import KILLED, Run, free_name, run_names
 
 TARGET = "run:"
 KEEP_SECONDS = 1800.0  # that a run is given to reach the end of its step and write a checkpoint
@@ -80,12 +78,8 @@ def names() -> list[str]:
 
 
 def unused_name(wanted: str) -> str:
-    """`wanted`, or the first of wanted-2, wanted-3, ... that no run and no waiting job has; laptop-3 follows laptop-2."""
-    taken = set(names())
-    if wanted not in taken:
-        return wanted
-    stem = re.sub(r"-\d+$", "", wanted)
-    return next(name for number in itertools.count(2) if (name := f"{stem}-{number}") not in taken)
+    """`wanted`, or the next name of its kind that no run and no waiting job has."""
+    return free_name(wanted, names())
 
 
 def look(name: str) -> Training:

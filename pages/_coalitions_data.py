@@ -12,6 +12,7 @@ from analysis.compare import Comparison, compare
 from analysis.results import InteractionResult
 from analysis.stability import RESAMPLES, bootstrap
 from pages._sides import Side
+from pages._widgets import sentence
 
 Stamp = tuple[str, int, str]
 
@@ -57,7 +58,7 @@ def comparison_of(sides: list[Side], of: Side, settings: Settings) -> Comparison
     try:
         return _comparison((_stamp(before), _stamp(after)), of.label, settings, before.result, after.result)
     except ValueError as error:
-        return str(error)[:1].upper() + str(error)[1:]
+        return sentence(error)
 
 
 def only(found: Coalitions, layers: list[int]) -> Coalitions:

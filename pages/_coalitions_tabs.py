@@ -19,7 +19,7 @@ from analysis.heads import head_name
 from analysis.spectral import adjusted_rand
 from pages._coalitions_data import Settings, coalitions_of
 from pages._sides import Side
-from pages._widgets import linked, plain
+from pages._widgets import linked, plain, sentence
 
 ONE_BATCH = (
     "This result holds one batch of rows, which cannot be resampled, so it says nothing of stability. Measure it again on a text "
@@ -201,9 +201,9 @@ def eigengap(screen: Screen) -> None:
         st.info(f"No two heads of layer {screen.layer} are coupled by this affinity, so there are no eigenvalues to read.")
         return
     st.plotly_chart(eigenvalue_chart(screen.entry), key="eigenvalues", alt="Eigenvalues of the Laplacian with the chosen gap")
-    note = screen.entry.note[:1].upper() + screen.entry.note[1:]
+    note = plain(sentence(screen.entry.note))
     st.caption(
-        f"{plain(note)} Eigenvalues of the normalized Laplacian of the {len(screen.entry.eigenvalues)} coupled heads, smallest "
+        f"{note} Eigenvalues of the normalized Laplacian of the {len(screen.entry.eigenvalues)} coupled heads, smallest "
         "first: as many are near 0 as there are coalitions with little coupling between them. p: share of 19 shuffles of the "
         "couplings with a gap as large, the layer's own counted."
     )

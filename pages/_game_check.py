@@ -17,11 +17,12 @@ from analysis.hallucination.places import data_folder, rows_from
 from analysis.heads import head_name
 from gamelora.game_jobs import Check, GameJob, ablation_job, known_ablations
 from pages._cache import read_file
+from pages._downloads import download, figure_downloads
 from pages._game_data import Player
-from pages._game_tabs import Screen, download, figure_downloads
+from pages._game_tabs import Screen
 from pages._gauge import cost
 from pages._jobs import game_panel
-from pages._widgets import linked_or_said, plain
+from pages._widgets import linked_or_said, plain, sentence
 
 _WHAT = {"heads": "heads", "coalition": "a coalition", "free-riders": "the free riders"}
 _NO_BENCHMARK = "none"
@@ -88,7 +89,7 @@ def _named(screen: Screen, player: Player) -> tuple[str, str]:
     try:
         heads = parse_heads(typed or default, dict.fromkeys(map(int, result.layers), result.n_heads))
     except ValueError as error:
-        st.error(plain(str(error)[:1].upper() + str(error)[1:]))
+        st.error(plain(sentence(error)))
         return "", ""
     names = [head_name(layer, head) for layer, head in heads]
     return ",".join(names), ", ".join(names)

@@ -8,7 +8,7 @@ from analysis.game_errors import Player, fit, price_against_rate, rates_of
 from analysis.game_result import play
 from analysis.hallucination.evaluation import StoredEvaluation, stored_evaluations
 from pages._game_tabs import Screen
-from pages._widgets import checkpoint_name, plain
+from pages._widgets import checkpoint_name, plain, sentence
 
 
 def errors(screen: Screen) -> None:
@@ -26,7 +26,7 @@ def errors(screen: Screen) -> None:
     try:
         line, words = fit(found), ""
     except ValueError as error:
-        line, words = None, str(error)[:1].upper() + str(error)[1:]
+        line, words = None, sentence(error)
     chart = price_against_rate(found, line)
     st.plotly_chart(chart, key="errors", alt="Hallucination rate by price of anarchy, a point a checkpoint and benchmark")
     st.markdown(plain(line.in_words("price of anarchy") if line else words))

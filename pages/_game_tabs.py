@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from analysis import game_paper
 from analysis.figure_data import Panel, head_names, symmetric_limit
 from analysis.game_figures import charges_and_vif, heatmaps_with_head, redundant_by_layer
-from analysis.paper_figures import FORMATS, figure_bytes
+from pages._downloads import download, figure_downloads
 from pages._frame import View
 from pages._game_controls import pick_head, thresholds
 from pages._game_data import Player, Settings
@@ -174,20 +174,3 @@ def _figures(screen: Screen) -> dict[str, Callable[[], Figure]]:
         series = [player.series for player in screen.here]
         found[f"Charges and VIF L{screen.layer}"] = partial(game_paper.charges_figure, series, screen.layer)
     return found
-
-
-def figure_downloads(name: str, draw: Callable[[], Figure], stem: str) -> None:
-    """One row of buttons, a format each."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(name, width=260)
-        for kind, mime in FORMATS.items():
-            download(kind.upper(), partial(_render, draw, kind), f"{stem}.{kind}", mime)
-
-
-def _render(draw: Callable[[], Figure], kind: str) -> bytes:
-    return figure_bytes(draw(), kind)
-
-
-def download(label: str, make: Callable[[], bytes | str], file_name: str, mime: str) -> None:
-    """A button whose file is made on the click."""
-    st.download_button(label, make, file_name=file_name, mime=mime, key=f"download_{file_name}", on_click="ignore")

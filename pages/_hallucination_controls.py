@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from analysis.figure_data import A_COLOR, B_COLOR
-from analysis.hallucination.benchmarks import BENCHMARKS, SUITES, named
+from analysis.hallucination.benchmarks import BENCHMARKS, SEED, SUITES, named
 from analysis.hallucination.evaluation import StoredEvaluation
 from analysis.hallucination.places import data_folder, rows_from, use_data_folder
 from analysis.hallucination_figures import OTHER_COLOR
@@ -117,7 +117,7 @@ def _add(ids: list[str]) -> None:
 def _items_and_data() -> None:
     """How many items, drawn by which seed, from which data folder; where the rows of every benchmark come from."""
     st.number_input("Items each", 1, _MOST_ITEMS, key="items", persist_state="session", help="Of each benchmark, at most.")
-    st.session_state.setdefault("seed", _number_in_link("seed", 42, 0))
+    st.session_state.setdefault("seed", _number_in_link("seed", SEED, 0))
     st.number_input("Seed", 0, key="seed", persist_state="session", help="Draws the items; 42 is the paper's.")
     folder = st.text_input(
         "Data folder",

@@ -15,6 +15,7 @@ from analysis.hallucination.per_item import Association, ItemAnalysis
 from analysis.hallucination.prediction import Checkpoint, analyse_checkpoints, analyse_items, pool_benchmarks
 from analysis.hallucination.table import mean_changes, score_lines
 from analysis.workspace import workspace_root
+from pages._widgets import sentence
 
 Stamp = tuple[str, str, str | None, tuple[int, ...]]
 Key = tuple[tuple[str, tuple[Stamp, ...]], ...]
@@ -57,7 +58,7 @@ def fit_of(key: Key, layer: int | None, normalized: bool, _checkpoints: Sequence
     try:
         return analyse_checkpoints(_checkpoints, layer, normalized)
     except ValueError as error:
-        return _sentence(error)
+        return sentence(error)
 
 
 @st.cache_data(max_entries=64, show_spinner="Resampling the items")
@@ -67,7 +68,7 @@ def tables_of(key: Key, baseline: str, _checkpoints: Sequence[Checkpoint]) -> tu
     try:
         return score_lines(_checkpoints, before), mean_changes(_checkpoints, before)
     except ValueError as error:
-        return score_lines(_checkpoints, None), _sentence(error)
+        return score_lines(_checkpoints, None), sentence(error)
 
 
 @st.cache_data(max_entries=64, show_spinner="Resampling the items")
@@ -76,7 +77,7 @@ def trades_of(key: Key, baseline: str, _checkpoints: Sequence[Checkpoint]) -> li
     try:
         return trades(_checkpoints, next(point for point in _checkpoints if point.name == baseline))
     except ValueError as error:
-        return _sentence(error)
+        return sentence(error)
 
 
 @st.cache_data(max_entries=128, show_spinner="Fitting a regression for each layer and each shuffle")
@@ -85,7 +86,7 @@ def item_analysis_of(stamp: Stamp, score: str) -> ItemAnalysis | str:
     try:
         return analyse_items(load_evaluation(stamp), score)
     except ValueError as error:
-        return _sentence(error)
+        return sentence(error)
 
 
 @st.cache_data(max_entries=128, show_spinner=False)
@@ -94,8 +95,4 @@ def pooled_of(stamps: tuple[Stamp, ...]) -> Association | str:
     try:
         return pool_benchmarks([load_evaluation(stamp) for stamp in stamps])
     except ValueError as error:
-        return _sentence(error)
-
-
-def _sentence(error: ValueError) -> str:
-    return str(error)[:1].upper() + str(error)[1:]
+        return sentence(error)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.hallucination.table import latex_table, score_lines
 from analysis.hallucination_paper import odds_figure, scatter_figure, trade_off_figure
-from analysis.paper_figures import FORMATS, figure_bytes
+from pages._downloads import download, figure_downloads
 from pages._hallucination_data import item_analysis_of, trades_of
 from pages._hallucination_scatter import Screen
 from pages._hallucination_tabs import benchmark_of, chosen_baseline, score_titles
@@ -24,17 +24,13 @@ def export(screen: Screen) -> None:
     st.markdown(f"**Tables**, all digits, changes against {plain(baseline.name)}.")
     with st.container(horizontal=True):
         make = partial(_csv, lambda: score_lines(screen.checkpoints, baseline))
-        _download("Scores (CSV)", make, "hallucination_scores.csv", "text/csv")
-        _download("Scores (LaTeX)", lambda: latex_table(screen.checkpoints).encode(), "hallucination_scores.tex", "text/x-tex")
-        _download("Items (CSV)", partial(_csv, lambda: _items(screen)), "hallucination_items.csv", "text/csv")
+        download("Scores (CSV)", make, "hallucination_scores.csv", "text/csv")
+        download("Scores (LaTeX)", lambda: latex_table(screen.checkpoints).encode(), "hallucination_scores.tex", "text/x-tex")
+        download("Items (CSV)", partial(_csv, lambda: _items(screen)), "hallucination_items.csv", "text/csv")
     st.caption("The LaTeX table needs \\\\usepackage{booktabs}.")
     st.markdown("**Figures**, at a journal's column width, fonts embedded.")
     for name, draw in _figures(screen).items():
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown(name, width=330)
-            for kind, mime in FORMATS.items():
-                file = f"{name.split(',')[0].lower().replace(' ', '_')}.{kind}"
-                _download(kind.upper(), partial(_render, draw, kind), file, mime)
+        figure_downloads(name, draw, name.split(",")[0].lower().replace(" ", "_"), width=330)
 
 
 def _figures(screen: Screen) -> dict[str, Callable[[], Figure]]:
@@ -71,11 +67,3 @@ def _items(screen: Screen) -> pd.DataFrame:
 
 def _csv(make: Callable[[], pd.DataFrame]) -> bytes:
     return make().to_csv(index=False).encode()
-
-
-def _render(draw: Callable[[], Figure], kind: str) -> bytes:
-    return figure_bytes(draw(), kind)
-
-
-def _download(label: str, make: Callable[[], bytes], file_name: str, mime: str) -> None:
-    st.download_button(label, make, file_name=file_name, mime=mime, key=f"download_{file_name}", on_click="ignore")

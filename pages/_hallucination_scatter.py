@@ -13,7 +13,7 @@ from analysis.hallucination_figures import checkpoint_scatter
 from gamelora.objectives import design_layer_among
 from pages._hallucination_controls import Choice
 from pages._hallucination_data import Key, Stamp, fit_of, key_of
-from pages._widgets import linked, plain
+from pages._widgets import linked, plain, sentence
 
 _HELP = (
     r"Interaction strength $\Gamma(G) = \|G - I\|_F$ of the items' own gradients, added up over all items of the benchmarks. "
@@ -71,7 +71,7 @@ def scatter(choice: Choice, coupling: str, checkpoints: list[Checkpoint], stamps
     try:
         points = checkpoint_points(checkpoints, layer, normalized)
     except ValueError as error:
-        said = str(error)[:1].upper() + str(error)[1:]
+        said = sentence(error)
         st.info(f"No scatter: {plain(said.replace('with --per-item-gamma', 'in the box above'))}")
         return Screen(choice, coupling, checkpoints, stamps, None, said, normalized, title)
     fit = fit_of(key_of(stamps), layer, normalized, checkpoints)

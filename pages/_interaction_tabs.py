@@ -16,6 +16,7 @@ from analysis import figures, paper_figures
 from analysis.figure_data import NEUTRAL_COLOR, Curve, Panel, symmetric_limit
 from analysis.results import InteractionResult
 from analysis.tables import matrices_csv, matrices_npz, pair_table
+from pages._downloads import download, figure_downloads
 from pages._sides import Side
 from pages._widgets import linked, plain
 
@@ -140,14 +141,10 @@ def data(screen: Screen) -> None:
         _matrix_downloads(screen, stem)
         for side in screen.sides:
             path = side.measurement.path
-            _download(f"Whole result {side.label} (NPZ)", path.read_bytes, path.name, "application/zip")
+            download(f"Whole result {side.label} (NPZ)", path.read_bytes, path.name, "application/zip")
     st.markdown("**Figures**, at a journal's column or page width, fonts embedded.")
     for name, draw in _paper_figures(screen).items():
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown(name, width=260)
-            for kind, mime in paper_figures.FORMATS.items():
-                file = f"{name.lower().replace(' ', '_')}_{stem}.{kind}"
-                _download(kind.upper(), partial(_render, draw, kind), file, mime)
+        figure_downloads(name, draw, f"{name.lower().replace(' ', '_')}_{stem}")
 
 
 def _matrix_downloads(screen: Screen, stem: str) -> None:
@@ -158,8 +155,8 @@ def _matrix_downloads(screen: Screen, stem: str) -> None:
         matrices = {label.replace(" - ", "_minus_"): panel.matrix for label, panel in group.items()}
         names = next(iter(group.values())).names
         of = "" if together else f"_{next(iter(group))}"
-        _download(f"CSV{of.replace('_', ' ')}", partial(matrices_csv, matrices, names), f"{stem}{of}.csv", "text/csv")
-        _download(
+        download(f"CSV{of.replace('_', ' ')}", partial(matrices_csv, matrices, names), f"{stem}{of}.csv", "text/csv")
+        download(
             f"NPZ{of.replace('_', ' ')}", partial(matrices_npz, matrices, names, told), f"{stem}{of}.npz", "application/zip"
         )
 
@@ -183,14 +180,6 @@ def _paper_figures(screen: Screen) -> dict[str, Callable[[], Figure]]:
         ),
         "Spectrum": lambda: paper_figures.spectrum_figure(_eigenvalues(screen)),
     }
-
-
-def _render(draw: Callable[[], Figure], kind: str) -> bytes:
-    return paper_figures.figure_bytes(draw(), kind)
-
-
-def _download(label: str, make: Callable[[], bytes], file_name: str, mime: str) -> None:
-    st.download_button(label, make, file_name=file_name, mime=mime, key=f"download_{file_name}", on_click="ignore")
 
 
 def _side_picker(screen: Screen, key: str) -> Side:

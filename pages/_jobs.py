@@ -9,7 +9,7 @@ from gamelora.game_jobs import GameJob
 from gamelora.jobs import Job
 from gamelora.measurement_jobs import MeasurementRequest, start_again
 from pages._cache import Measurement
-from pages._widgets import plain
+from pages._widgets import plain, sentence
 
 _TICK_SECONDS = 1.0
 _SHOWN_JOBS = 5
@@ -113,7 +113,7 @@ def _progress(job_id: str, label: str, title: str) -> None:
     progress = job.progress
     stage = "waiting for its turn" if job.state == "queued" else "stopping" if job.stopping else progress.stage or "starting"
     counted = f", {progress.done:,.0f} of {progress.total:,.0f} {progress.unit}" if progress.total else ""
-    st.progress(progress.fraction or 0.0, text=f"{stage[:1].upper()}{stage[1:]}{counted}")
+    st.progress(progress.fraction or 0.0, text=f"{sentence(stage)}{counted}")
     left = f"about {seconds(job.remaining)} left in this stage" if job.remaining is not None else "time left not known yet"
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(f"{seconds(job.elapsed)} so far, {left}. You can leave this page or close the browser; it goes on.")

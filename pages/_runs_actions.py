@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from functools import partial
 
@@ -13,11 +12,12 @@ from gamelora.checkpoints import step_of
 from gamelora.run_table import has_adapter, selectable
 from gamelora.run_tags import LONGEST, write_tags
 from pages._analyse import analyse
+from pages._attempt import attempt, refusal
+from pages._downloads import download
 from pages._frame import View
 from pages._runs_data import KnownRun
 from pages._widgets import linked, plain
 
-_CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -52,33 +52,14 @@ def _analyse(one: KnownRun, view: View) -> None:
         if sources
         else "This run has no checkpoint yet.",
     )
-    if clicked and (said := _refusal(analyse, sources[0], view)):
+    if clicked and (said := refusal(analyse, sources[0], view)):
         st.toast(plain(said))
-
-
-def _refusal(act: Callable, *arguments) -> str | None:
-    """Do it; the sentence that says why it could not be done."""
-    try:
-        act(*arguments)
-    except OSError as error:
-        if error.errno in _CANNOT_WRITE:
-            return f"the workspace cannot be written ({error.strerror}): free space or allow writing there."
-        return str(error)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _act(act: Callable, *arguments) -> None:
     """Do it on a click, and draw the page anew; a refusal stays on screen."""
-    st.session_state["runs_said"] = _refusal(act, *arguments)
+    attempt(act, *arguments)
     st.rerun()
-
-
-def said() -> None:
-    """Why the last click could not be done."""
-    if words := st.session_state.pop("runs_said", None):
-        st.error(plain(words))
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------
@@ -102,17 +83,8 @@ def _files(one: KnownRun) -> None:
 
 
 def _download(label: str, make: Callable[[], bytes], file_name: str, mime: str, disabled: bool) -> None:
-    st.download_button(
-        label,
-        make,
-        file_name=file_name,
-        mime=mime,
-        key=f"download_{label.split(' (')[0]}",
-        on_click="ignore",
-        disabled=disabled,
-        width="stretch",
-        help="This run has none yet." if disabled else None,
-    )
+    none = "This run has none yet." if disabled else None
+    download(label, make, file_name, mime, key=f"download_{label.split(' (')[0]}", disabled=disabled, width="stretch", help=none)
 
 
 def _merged(one: KnownRun, possible: bool) -> None:

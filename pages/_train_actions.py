@@ -12,8 +12,8 @@ from gamelora.memory import less_memory
 from gamelora.run_table import selectable
 from gamelora.training_jobs import Training
 from pages._analyse import analyse
+from pages._attempt import attempt
 from pages._frame import View
-from pages._train_attempt import attempt
 from pages._train_form import fill
 from pages._widgets import plain
 

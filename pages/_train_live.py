@@ -15,13 +15,13 @@ from gamelora.model_card import TITLES
 from gamelora.run_metrics import RunMetrics
 from gamelora.training_figures import POINTS, height_of, option_of, panels_of
 from gamelora.training_jobs import Training
+from pages._attempt import show_refusal
 from pages._frame import View
 from pages._jobs import seconds
 from pages._runs_data import config_of
 from pages._train_actions import actions
-from pages._train_attempt import show_refusal
 from pages._train_data import metrics_of
-from pages._widgets import plain
+from pages._widgets import plain, sentence
 
 _TICK_SECONDS = 2.0
 _LOG_LINES = 15
@@ -47,8 +47,8 @@ def _draw(name: str, drawn_as: str, view: View) -> None:
     _progress(now, metrics)
     actions(now, config if isinstance(config, GameLoraConfig) else None, view)
     show_refusal()
-    for sentence in health(metrics, now.status):
-        st.warning(plain(sentence))
+    for note in health(metrics, now.status):
+        st.warning(plain(note))
     panels = panels_of(metrics)
     if panels:
         _numbers(metrics)
@@ -88,7 +88,7 @@ def _progress(now: Training, metrics: RunMetrics) -> None:
         progress = now.job.progress if now.job else None
         stage = "saving, then ending" if now.state == "stopping" else progress.stage if progress else "training"
         stage = stage or "starting"
-        st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{stage[:1].upper()}{stage[1:]}, {done}")
+        st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{sentence(stage)}, {done}")
         st.caption(f"{_times(now, metrics)} You can leave this page or close the browser; it goes on.")
     elif now.state == "failed":
         st.error(f"Failed at {done}: {plain(now.reason)}")

@@ -18,8 +18,8 @@ from gamelora.command_line import shell, train_arguments
 from gamelora.config import GameLoraConfig
 from gamelora.dry_step import DryStep
 from gamelora.estimate import Estimate, Outline, estimate, field_of, outline, problems_with
+from pages._attempt import attempt, show_refusal
 from pages._jobs import seconds
-from pages._train_attempt import attempt, show_refusal
 from pages._widgets import plain
 
 _TICK_SECONDS = 1.0

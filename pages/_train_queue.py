@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from gamelora import jobs
-from pages._train_attempt import attempt
+from pages._attempt import attempt
 from pages._widgets import plain
 
 

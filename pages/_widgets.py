@@ -18,6 +18,11 @@ def plain(text: object) -> str:
     return re.sub(r"([\\`*_{}\[\]()<>#+!|~$:&^=-])", r"\\\1", str(text))
 
 
+def sentence(text: object) -> str:
+    """An error or a note as a sentence of its own: with a capital."""
+    return str(text)[:1].upper() + str(text)[1:]
+
+
 def linked(key: str, options: Sequence[Any], default: Any) -> None:
     """Give the widget `key` its value before it is drawn: its own, else the link's, else the default; and keep the link up.
 

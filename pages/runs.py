@@ -3,8 +3,9 @@
 import streamlit as st
 
 from gamelora.run_table import RunRow, table
+from pages._attempt import show_refusal
 from pages._frame import View
-from pages._runs_actions import actions, said
+from pages._runs_actions import actions
 from pages._runs_chart import draw_diff, draw_overlay
 from pages._runs_data import KnownRun, known_runs
 from pages._runs_table import draw_table, filtered
@@ -15,7 +16,7 @@ _TICK_SECONDS = 10.0
 
 def main(view: View) -> None:
     header("Runs", "Every fine-tune of this workspace: how it went, how far apart two of them are, and what they left to use.")
-    said()
+    show_refusal()
     known = known_runs(view)
     if not known:
         _empty()

@@ -36,7 +36,7 @@ def main(names: list[str]) -> int:
     for name in names or MODULES:
         for line, value, target, runs in importlib.import_module(f"tests.{name}").run():
             missed += value > target
-            print(f"{line:<78} {value:6.3f}  target {target:g}  n={runs}{'' if value <= target else '  MISSED'}", flush=True)
+            print(f"{line:<78} {value:8.3g}  target {target:g}  n={runs}{'' if value <= target else '  MISSED'}", flush=True)
     return int(missed > 0)
 
 

@@ -10,7 +10,7 @@ import networkx as nx
 import pytest
 
 from tests.synthetic import synthetic_result
-from tests.test_browser import DEFAULT, SHOTS, Visit, chromium, serving  # noqa: F401
+from tests.test_browser import DEFAULT, SHOTS, chromium, serving, visit  # noqa: F401
 
 pytestmark = pytest.mark.browser
 PATH = "head-coalitions"
@@ -29,28 +29,9 @@ def address(tmp_path_factory):
         yield found
 
 
-class CoalitionsVisit(Visit):
-    def _listen(self, message):
-        if f"/{PATH}/_stcore/" not in message.location.get("url", ""):
-            super()._listen(message)
-
-
-@pytest.fixture
-def visit(chromium):  # noqa: F811
-    visits = []
-
-    def start(**view):
-        visits.append(CoalitionsVisit(chromium, **view))
-        return visits[-1]
-
-    yield start
-    for one in visits:
-        one.page.close()
-
-
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_page_looks_right_in_both_themes(address, visit, theme, width, height):
+def test_the_page_looks_right_in_both_themes(address, visit, theme, width, height):  # noqa: F811
     seen = visit(theme=theme, width=width, height=height)
     seen.open(f"{address}/{PATH}?b=adapted&layer=16", "strip")
     SHOTS.mkdir(exist_ok=True)
@@ -70,14 +51,14 @@ def test_the_page_looks_right_in_both_themes(address, visit, theme, width, heigh
         seen.check()
 
 
-def test_32_layers_of_32_heads_draw(address, visit):
+def test_32_layers_of_32_heads_draw(address, visit):  # noqa: F811
     seen = visit(width=1920, height=1080).open(f"{address}/{PATH}?a=32x32", "strip")
     seen.page.screenshot(path=SHOTS / "coalitions_32x32.png")
     assert seen.bytes <= 3_000_000
     seen.check()
 
 
-def test_one_click_shows_the_invariant_coupling_and_its_link_opens_it_again(address, visit):
+def test_one_click_shows_the_invariant_coupling_and_its_link_opens_it_again(address, visit):  # noqa: F811
     seen = visit().open(f"{address}/{PATH}?layer=16&k=3", "strip")
     seen.page.get_by_role("button", name="Show the invariant coupling").click()
     seen.page.get_by_text("G of layer 16, invariant coupling").wait_for()
@@ -95,7 +76,7 @@ def test_one_click_shows_the_invariant_coupling_and_its_link_opens_it_again(addr
     again.check()
 
 
-def test_a_click_on_the_comparison_picks_the_layer_and_pages_share_it(address, visit):
+def test_a_click_on_the_comparison_picks_the_layer_and_pages_share_it(address, visit):  # noqa: F811
     seen = visit().open(f"{address}/{PATH}?b=adapted&layer=16&k=3&tab=A+against+B", "compared")
     seen.page.locator(".st-key-compared").scroll_into_view_if_needed()
     seen.page.locator(".st-key-compared .scatterlayer .point").nth(12).click(force=True)
@@ -107,7 +88,7 @@ def test_a_click_on_the_comparison_picks_the_layer_and_pages_share_it(address, v
     seen.check()
 
 
-def test_the_downloads_open_elsewhere(address, visit):
+def test_the_downloads_open_elsewhere(address, visit):  # noqa: F811
     seen = visit().open(f"{address}/{PATH}?layer=16&tab=Export&bundle=16", "strip")
 
     def download(name):

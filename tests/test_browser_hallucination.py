@@ -12,7 +12,7 @@ from gamelora.__main__ import main
 from gamelora.checkpoint_sources import CheckpointSource
 from tests.hallucination_workspace import evaluated_checkpoint
 from tests.synthetic import synthetic_result
-from tests.test_browser import DEFAULT, SHOTS, Visit, chromium, serving  # noqa: F401
+from tests.test_browser import DEFAULT, SHOTS, chromium, serving, visit  # noqa: F401
 from tests.test_gamelora_cli import arguments
 from tests.tiny_text import save_tiny_folder
 
@@ -26,25 +26,6 @@ TABS = {
     "Items": TABLE,
     "Export": '[data-testid="stDownloadButton"]',
 }
-
-
-class HallucinationVisit(Visit):
-    def _listen(self, message):
-        if f"/{PATH}/_stcore/" not in message.location.get("url", ""):
-            super()._listen(message)
-
-
-@pytest.fixture
-def visit(chromium):  # noqa: F811
-    visits = []
-
-    def start(**view):
-        visits.append(HallucinationVisit(chromium, **view))
-        return visits[-1]
-
-    yield start
-    for one in visits:
-        one.page.close()
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +45,7 @@ def address(tmp_path_factory):
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_page_looks_right_in_both_themes(address, visit, theme, width, height):
+def test_the_page_looks_right_in_both_themes(address, visit, theme, width, height):  # noqa: F811
     seen = visit(theme=theme, width=width, height=height)
     seen.open(f"{address}/{PATH}?b=adapted&tasks=hallucination,mmlu", "scatter")
     SHOTS.mkdir(exist_ok=True)
@@ -78,7 +59,7 @@ def test_the_page_looks_right_in_both_themes(address, visit, theme, width, heigh
         seen.check()
 
 
-def test_a_link_opens_its_view_again(address, visit):
+def test_a_link_opens_its_view_again(address, visit):  # noqa: F811
     seen = visit().open(f"{address}/{PATH}?tasks=memo_trap&items=200&gamma_of=design&scale=normalized", "scatter")
     seen.page.get_by_text("Γ / √(H(H − 1)), design layer", exact=False).first.wait_for()
     seen.page.get_by_role("tab", name="Items", exact=True).click()
@@ -103,7 +84,7 @@ def latex_compiles(text: bytes, folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_runs_checkpoints_are_evaluated_from_the_page_and_give_a_curve(visit, tmp_path, monkeypatch):
+def test_a_runs_checkpoints_are_evaluated_from_the_page_and_give_a_curve(visit, tmp_path, monkeypatch):  # noqa: F811
     """Without network: base, adapter and steps of a tiny run on the built-in suite, the scatter, the table in LaTeX."""
     workspace = tmp_path / "workspace"
     monkeypatch.setenv("GAMELORA_WORKSPACE", str(workspace))

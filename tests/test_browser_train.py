@@ -6,26 +6,13 @@ from playwright import sync_api as playwright
 from tests.job_helpers import made_up_job
 from tests.made_up_runs import made_up_run, step_line
 from tests.synthetic import synthetic_result
-from tests.test_browser import DEFAULT, SHOTS, Visit, chromium, serving  # noqa: F401
+from tests.test_browser import DEFAULT, SHOTS, chromium, serving, visit  # noqa: F401
 
 pytestmark = pytest.mark.browser
 PATH = "gamelora-train"
 LENGTH = (
     """[...document.querySelectorAll(".st-key-run_chart svg path")].map(path => path.getAttribute("d") || "").join("").length"""
 )
-
-
-@pytest.fixture
-def visit(chromium):  # noqa: F811
-    visits = []
-
-    def start(**view):
-        visits.append(Visit(chromium, **view))
-        return visits[-1]
-
-    yield start
-    for one in visits:
-        one.page.close()
 
 
 def write(seen, label, value):
@@ -73,7 +60,7 @@ def address(tmp_path_factory):
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("run", ["", "finished", "broken"])
-def test_the_page_looks_right_in_both_themes(address, visit, run, theme, width, height):
+def test_the_page_looks_right_in_both_themes(address, visit, run, theme, width, height):  # noqa: F811
     seen = visit(theme=theme, width=width, height=height)
     seen.page.goto(f"{address}/{PATH}?run={run}" if run else f"{address}/{PATH}")
     seen.page.locator(".st-key-run_chart svg" if run else ".st-key-train_plan table").first.wait_for()
@@ -82,7 +69,7 @@ def test_the_page_looks_right_in_both_themes(address, visit, run, theme, width, 
     seen.check()
 
 
-def test_new_points_go_into_the_chart_that_stands_there(visit, tmp_path, monkeypatch):
+def test_new_points_go_into_the_chart_that_stands_there(visit, tmp_path, monkeypatch):  # noqa: F811
     """At 20,000 steps; a chart that is made anew at each tick flashes, and sends everything again."""
     workspace = tmp_path / "workspace"
     synthetic_result(n_layers=30, n_heads=9, n_kv_heads=3).save(workspace / "results" / f"{DEFAULT}.npz")
@@ -111,7 +98,7 @@ def test_new_points_go_into_the_chart_that_stands_there(visit, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_from_the_form_to_its_adapter_beside_its_base(visit, tmp_path):
+def test_a_run_from_the_form_to_its_adapter_beside_its_base(visit, tmp_path):  # noqa: F811
     """The default model, the smoke preset with few short steps."""
     workspace = tmp_path / "workspace"
     synthetic_result(n_layers=30, n_heads=9, n_kv_heads=3).save(workspace / "results" / f"{DEFAULT}.npz")

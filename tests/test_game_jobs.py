@@ -81,7 +81,8 @@ def test_every_check_has_a_file_of_its_own_and_is_found_again(workspace):
     assert len({work.path for work in works}) == len(works) == len({work.target for work in works})
     moved = ablation_job(Path("/elsewhere.npz"), provenance(), "paper", Check("coalition:3:0"))
     assert moved.path == ablation_job(RESULT, provenance(), "paper", Check("coalition:3:0")).path
-    assert known_ablations(provenance()) == []
+    assert known_ablations(provenance()) == [] and not workspace.exists()  # looking makes no folder
+    works[0].path.parent.mkdir(parents=True)
     for work in works[:2]:
         work.path.write_text("{}")
     assert set(known_ablations(provenance())) == {work.path for work in works[:2]}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gamelora import training_jobs
 from gamelora.checkpoints import step_of
 from gamelora.config import GameLoraConfig, preset_values
 from gamelora.runs import Run, run_names
@@ -56,16 +57,19 @@ def test_thirty_kills_lose_nothing(runs):
     expected, steps = weights(Run.open("straight")), runs.config.steps
     at_changes = [1 + int(moment) for moment in moments(AT_CHANGES, runs.changes, seed=0)]
     after = moments(KILLS - AT_CHANGES, runs.seconds, seed=1)
-    killed = unborn = 0
+    unborn = 0
     for number, moment in enumerate([*at_changes, *after]):
         name = f"run{number}"
         kill = {"kill_at": moment} if number < AT_CHANGES else {"kill_after": moment}
         ended = runs.train(name, **kill)
-        assert ended in (-9, 0), f"{kill}: the process ended by itself with {ended}"
-        killed += ended == -9
+        while ended == 0 and number >= AT_CHANGES:  # computing took less time than in the undisturbed run: earlier, and anew
+            assert check_readable(name, complete(runs, ended, False), ended, kill)
+            training_jobs.delete(name)
+            kill["kill_after"] *= 0.9
+            ended = runs.train(name, **kill)
+        assert ended == -9, f"{kill}: the process ended by itself with {ended}"
         unborn += not check_readable(name, complete(runs, ended, number < AT_CHANGES), ended, kill)
-        if ended == -9:
-            assert runs.train(name) == 0, f"{kill}: it does not resume"
+        assert runs.train(name) == 0, f"{kill}: it does not resume"
         run = Run.open(name)
         assert run.status()["state"] == "finished" and run.status()["step"] == steps, kill
         for tensor, part in weights(run).items():
@@ -73,8 +77,8 @@ def test_thirty_kills_lose_nothing(runs):
         lines = [line for line in run.metrics()[0] if "loss" in line]
         assert [line["step"] for line in lines] == list(range(1, steps + 1)), kill
         assert step_of(run.checkpoints()[-1]) == steps
-    print(f"{KILLS} kills: {killed} met the process alive, {unborn} before there was a run")
-    assert killed >= KILLS * 2 // 3 and unborn <= KILLS // 2  # how fast the machine is shifts the moments
+    print(f"{KILLS} kills, {unborn} of them before there was a run")
+    assert unborn <= KILLS // 2  # loading takes the larger part of a tiny run's computing
     left = {now.name: now.state for now in look_all()}
     assert set(left.values()) == {"finished"} and len(left) == KILLS + 2
 

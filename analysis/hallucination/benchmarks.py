@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BUILTIN_FOLDER = Path(__file__).parent / "builtin"
+SEED = 42  # draws the items [R]
 
 
 @dataclass(frozen=True)

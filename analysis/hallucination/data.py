@@ -18,12 +18,11 @@ from typing import Any
 import datasets
 from datasets.exceptions import DatasetNotFoundError
 
-from analysis.hallucination.benchmarks import BENCHMARKS, Benchmark
+from analysis.hallucination.benchmarks import BENCHMARKS, SEED, Benchmark
 from analysis.hallucination.places import local_file, rows_folder
 from analysis.hallucination.rows import CHECKS
 
 SAMPLES = 1024  # a task [R]
-SEED = 42  # [R]
 
 
 @dataclass(frozen=True)

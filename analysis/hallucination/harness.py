@@ -21,7 +21,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
 from tqdm import tqdm
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from analysis.hallucination.shared_contexts import SharedContexts, can_share, common_beginning
 from analysis.models import LoadedModel
@@ -55,6 +55,7 @@ class HarnessModel(HFLM):
         self.stage = "scoring"
         self._batch: Sequence[str] = ()
         self._beginning: list[int] = []
+        self._cache_of_beginning: DynamicCache | None = None
         self._bar: tqdm | None = None
 
     @property
@@ -127,6 +128,7 @@ class HarnessModel(HFLM):
             if len(encoded[-1]) > room:
                 self._note((context, ""), "truncated")
         self._beginning = encoded[0][: common_beginning(encoded)] if self._can_share and encoded else []
+        self._cache_of_beginning = None
         with self._progress(len(requests)):
             return super().generate_until(requests, disable_tqdm=True)
 
@@ -167,8 +169,9 @@ class HarnessModel(HFLM):
             context[place, :length] = torch.tensor(self._beginning)
             mask[place, :length], mask[place, length : length + empty] = 1, 0
         reader = SharedContexts(self.model, self.batch_size)
-        cache = reader.copies(reader.read(None, [self._beginning])[1], [0] * len(rows))
-        return context, {**settings, "attention_mask": mask, "cache": cache}
+        if self._cache_of_beginning is None:
+            self._cache_of_beginning = reader.read(None, [self._beginning])[1]
+        return context, {**settings, "attention_mask": mask, "cache": reader.copies(self._cache_of_beginning, [0] * len(rows))}
 
     def _note(self, request: tuple[str, str], what: str) -> None:
         self.notes.setdefault(request, set()).add(what)
