@@ -24,8 +24,9 @@ from transformers.utils import logging as transformers_logging
 
 from analysis.devices import GIB, processes
 from gamelora import dry_step
-from gamelora.config import PRESETS, load_config, read_settings
+from gamelora.config import read_settings
 from gamelora.merge import merge_run
+from gamelora.presets import PRESETS, load_config
 from gamelora.runs import Run, free_name
 from gamelora.training import RESUME_MAY_CHANGE, resume_run, start_run
 

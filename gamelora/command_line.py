@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from gamelora.config import PRESETS, GameLoraConfig, default_values
+from gamelora.config import GameLoraConfig, default_values
+from gamelora.presets import PRESETS
 
 _LAUNCH = ["accelerate.commands.launch", "--multi_gpu"]  # its word for several processes, also on a CPU
 _ONE_MACHINE = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]

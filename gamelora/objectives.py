@@ -37,6 +37,14 @@ def design_layer_among(indices: Sequence[int], n_layers: int) -> int:
     return min(indices, key=lambda index: (abs(index - wanted), index))
 
 
+class _FarEnough(Exception):
+    """Ends a forward pass at the layer that was asked for."""
+
+
+def _stop(_module: Any, _inputs: Any) -> None:
+    raise _FarEnough
+
+
 class DesignLayers:
     """The layers that both regularizers act on.
 
@@ -72,7 +80,7 @@ class DesignLayers:
 
         Parameters
         ----------
-        ahead : no backward pass follows this one.
+        ahead : no backward pass follows this one, which ends at the last design layer.
 
         Raises
         ------
@@ -87,8 +95,6 @@ class DesignLayers:
 
         def output(layer: AttentionLayer) -> Any:
             def hook(_module, _inputs, attention_output: Tensor) -> None:
-                if ahead:
-                    return
                 if not attention_output.requires_grad:
                     raise ValueError(
                         f"no gradient reaches design layer {layer.index}: gradient checkpointing with reentry cuts it off (use "
@@ -99,9 +105,13 @@ class DesignLayers:
             return hook
 
         with contextlib.ExitStack() as hooks, head_outputs(self.layers, keep):
-            for layer in self.layers:
-                hooks.callback(layer.projection.register_forward_hook(output(layer)).remove)
-            yield seen
+            if ahead:
+                hooks.callback(self.layers[-1].projection.register_forward_pre_hook(_stop).remove)
+            else:
+                for layer in self.layers:
+                    hooks.callback(layer.projection.register_forward_hook(output(layer)).remove)
+            with contextlib.suppress(_FarEnough):
+                yield seen
 
     @contextlib.contextmanager
     def measuring_eta(self) -> Iterator[None]:

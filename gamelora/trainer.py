@@ -16,7 +16,6 @@ are added over processes here, once a step, so that several processes give the u
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import resource
@@ -170,7 +169,7 @@ class GameLoraTrainer(Trainer):
         """Head outputs of a micro-batch at the design layers, from a pass that goes no further and keeps no graph."""
         batch = self._prepare_inputs(dict(batch))
         self._seed_dropout(self._step.index, number)
-        with torch.no_grad(), self.design.watch(batch, ahead=True) as outputs, _stopping_at(self.design.layers[-1]):
+        with torch.no_grad(), self.design.watch(batch, ahead=True) as outputs:
             causal_loss(self.model, batch)
         return {index: z.clone() for index, z in outputs.items()}
 
@@ -391,21 +390,3 @@ class GameLoraTrainer(Trainer):
         self.design.load_state(state["design"])
         self.skipped_steps = state["skipped_steps"]
         self.notes[:0] = state["notes"]
-
-
-class _FarEnough(Exception):
-    """Ends a forward pass at the layer that was asked for."""
-
-
-@contextlib.contextmanager
-def _stopping_at(layer: AttentionLayer) -> Iterator[None]:
-    def stop(_module: nn.Module, _inputs: Any) -> None:
-        raise _FarEnough
-
-    handle = layer.projection.register_forward_pre_hook(stop)
-    try:
-        yield
-    except _FarEnough:
-        pass
-    finally:
-        handle.remove()

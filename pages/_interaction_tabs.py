@@ -156,9 +156,7 @@ def _matrix_downloads(screen: Screen, stem: str) -> None:
         names = next(iter(group.values())).names
         of = "" if together else f"_{next(iter(group))}"
         download(f"CSV{of.replace('_', ' ')}", partial(matrices_csv, matrices, names), f"{stem}{of}.csv", "text/csv")
-        download(
-            f"NPZ{of.replace('_', ' ')}", partial(matrices_npz, matrices, names, told), f"{stem}{of}.npz", "application/zip"
-        )
+        download(f"NPZ{of.replace('_', ' ')}", partial(matrices_npz, matrices, names, told), f"{stem}{of}.npz", "application/zip")
 
 
 def provenance(screen: Screen) -> None:

@@ -11,8 +11,9 @@ import streamlit as st
 
 from analysis.workspace import safe_name
 from gamelora import training_jobs
-from gamelora.config import PRESETS, GameLoraConfig, default_values, fields_by_name, preset, read_values
+from gamelora.config import GameLoraConfig, default_values, fields_by_name, read_values
 from gamelora.measurement_jobs import TEXTS, text_name
+from gamelora.presets import PRESETS, preset
 from pages._frame import View
 from pages._train_plan import plan, problems_of
 from pages._widgets import plain

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from gamelora.config import preset
+from gamelora.presets import preset
 from gamelora.runs import Run, run_names
 
 SEEDS = (1, 2, 3)

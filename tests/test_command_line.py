@@ -6,7 +6,8 @@ import shlex
 import pytest
 
 from gamelora.command_line import processes_of, resume_arguments, shell, train_arguments
-from gamelora.config import PRESETS, GameLoraConfig, load_config, preset, read_settings
+from gamelora.config import GameLoraConfig, read_settings
+from gamelora.presets import PRESETS, load_config, preset
 
 ODD = {
     "model": "/models/my model#1: 'x'",

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from gamelora.config import PRESETS, GameLoraConfig, fields_by_name, load_config, preset, read_settings
+from gamelora.config import GameLoraConfig, fields_by_name, read_settings
+from gamelora.presets import PRESETS, load_config, preset
 
 
 def problems(**values) -> str:

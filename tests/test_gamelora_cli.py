@@ -9,7 +9,8 @@ import torch
 from analysis.models import load_model
 from gamelora import training
 from gamelora.__main__ import main
-from gamelora.config import GameLoraConfig, preset
+from gamelora.config import GameLoraConfig
+from gamelora.presets import preset
 from gamelora.runs import Run
 from tests.conftest import ROOT
 from tests.tiny_files import save_folder, text_model

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from gamelora import training_jobs
 from gamelora.checkpoints import step_of
-from gamelora.config import GameLoraConfig, preset_values
+from gamelora.config import GameLoraConfig
+from gamelora.presets import preset_values
 from gamelora.runs import Run, run_names
 from gamelora.training_jobs import look_all
 from tests.killable import Killable

@@ -13,7 +13,8 @@ from streamlit.testing.v1 import AppTest
 from analysis.progress import Progress
 from analysis.workspace import atomic_write
 from gamelora import dry_step, jobs, training_jobs
-from gamelora.config import PRESETS, GameLoraConfig, fields_by_name, preset
+from gamelora.config import GameLoraConfig, fields_by_name
+from gamelora.presets import PRESETS, preset
 from gamelora.run_metrics import RunMetrics
 from gamelora.runs import Run
 from gamelora.training_figures import POINTS
