@@ -8,7 +8,10 @@ from pages._frame import frame
 from pages._widgets import plain
 
 st.set_page_config(page_title="Head interaction workbench", layout="wide", initial_sidebar_state="expanded")
-st.html("<style>.stMainBlockContainer { padding-top: 3.2rem; padding-bottom: 2rem }</style>")
+st.html(  # choices in a row as high as the fields beside them, so that labels align
+    "<style>.stMainBlockContainer { padding-top: 3.2rem; padding-bottom: 2rem }"
+    ".stButtonGroup [role=radiogroup] button { min-height: 2.5rem }</style>"
+)
 
 # A url_path is no file name in pages/, which Streamlit's older router would take for its own.
 page = st.navigation(

@@ -48,7 +48,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
     from analysis.hallucination.store import evaluations  # lm_eval takes seconds to import: after the input was checked
 
-    report(f"loading {options.model}")
+    report("loading the model")
     loaded = load_model(
         options.model,
         revision=options.revision,

@@ -171,7 +171,7 @@ def _reopen(result: InteractionResult, tokenizer: str | None) -> tuple[LoadedMod
     model, adapter, text = (result.provenance[name] for name in ("model", "adapter", "text"))
     if "source" not in text:
         raise ValueError("this result is merged from several texts: measure the head values of one of them, and give --values.")
-    report(f"loading {model['source']}")
+    report("loading the model")
     adapter_source = adapter and adapter["source"]
     loaded = load_model(model["source"], model["revision"], adapter_source, model["dtype"], tokenizer=tokenizer)
     _require_same(loaded.provenance, result.provenance, model["source"])

@@ -53,7 +53,7 @@ def load_from(options: argparse.Namespace) -> LoadedModel:
     _check_output(options.out)
     process = processes()
     device = str(process.device) if options.device == "auto" and process.num_processes > 1 else options.device
-    report(f"loading {options.model}")
+    report("loading the model")
     with process.main_process_first():  # a GGUF is converted, a hub model downloaded, once
         return load_model(
             options.model,

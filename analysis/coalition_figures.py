@@ -224,7 +224,14 @@ def coassignment(entry: LayerCoalitions) -> go.Figure:
     shape = {
         "xaxis": {"domain": [0, 0.42], "tickangle": -90, "constrain": "domain", **axis},
         "yaxis": {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain", **axis},
-        "xaxis2": {"domain": [0.65, 1], "range": [0, 1], "tickformat": ".0%", "anchor": "y2", "fixedrange": True},
+        "xaxis2": {
+            "domain": [0.65, 1],
+            "range": [0, 1],
+            "tickvals": [0, 0.5, 1],
+            "tickformat": ".0%",
+            "anchor": "y2",
+            "fixedrange": True,
+        },
         "yaxis2": {"autorange": "reversed", "anchor": "x2", **axis},
         "shapes": _blocks(entry, _CHOSEN),
         "annotations": [_heading("together", 0.21), _heading("confidence", 0.825)],

@@ -200,7 +200,8 @@ def _tokenize(texts: Iterable[str], source: str, tokenizer: PreTrainedTokenizerB
     """
     if tokenizer is None:
         raise ValueError(
-            "this model carries no tokenizer: give one with --tokenizer (a folder or hub id), or token ids as --text FILE.npy."
+            "this model carries no tokenizer: give token ids (a .npy file) as the text, or a tokenizer where there is a "
+            "field or option for it (--tokenizer, a folder or hub id)."
         )
     documents_left, parts, length, most = iter(texts), [], 0, 4 * (wanted + _MARGIN)
     while True:

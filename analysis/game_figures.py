@@ -75,10 +75,12 @@ def prices_by_layer(series: Sequence[Series], selected: int | None = None) -> go
         figure.add_scatter(x=[None], y=[None], mode="lines", line=style, name=label)
     if not all(np.isfinite(every)):
         mark = {"symbol": "triangle-up", "size": 9, "color": NEUTRAL_COLOR}
-        figure.add_scatter(x=[None], y=[None], mode="markers", marker=mark, name="unbounded")
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=mark, name="unbounded (hollow: the bound by Γ alone)")
     if selected is not None:
         figure.add_vline(x=selected, line={"color": NEUTRAL_COLOR, "width": 1, "dash": "dot"}, layer="below")
-    figure.update_xaxes(title="layer", tickformat="d", showgrid=False, fixedrange=True)
+    ends = [layer for part in series for layer in (min(part.result.layers), max(part.result.layers))]
+    axis = {"range": [min(ends) - 0.7, max(ends) + 0.7], "tickformat": "d", "showgrid": False, "fixedrange": True}
+    figure.update_xaxes(title="layer", **axis)
     top = np.log10(edge) + 0.06 * max(np.log10(edge), 0.1)  # room for a triangle at the edge
     figure.update_yaxes(title="price of anarchy", type="log", range=[-0.03 * top, top], fixedrange=True)
     figure.update_yaxes(dtick="D2", tickformat="~g")

@@ -62,12 +62,12 @@ def check_rows(model: nn.Module, text: TokenRows) -> None:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if (largest := int(text.rows.max())) >= vocabulary:
         raise ValueError(
-            f"the text holds token id {largest} and the model has ids below {vocabulary}: the ids, or the tokenizer given with "
-            "--tokenizer, are another model's."
+            f"the text holds token id {largest} and the model has ids below {vocabulary}: the ids, or the tokenizer that was "
+            "given, are another model's."
         )
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if window and text.rows.shape[1] > window:
-        raise ValueError(f"rows of {text.rows.shape[1]} tokens do not fit the model's window of {window}: lower --seq-len.")
+        raise ValueError(f"rows of {text.rows.shape[1]} tokens do not fit the model's window of {window}: use a smaller seq_len.")
 
 
 class _Groups:

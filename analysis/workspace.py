@@ -24,6 +24,11 @@ def workspace_dir(*parts: str) -> Path:
     return path
 
 
+def is_safe_name(name: str) -> bool:
+    """Whether `safe_name` takes it."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def safe_name(name: str, what: str = "name") -> str:
     """`name` itself when it can name a file inside the workspace.
 
@@ -33,7 +38,7 @@ def safe_name(name: str, what: str = "name") -> str:
         When it holds anything but letters, digits, '.', '_', '-', starts with one of the three signs, or is longer than
         100 characters, so that no name can leave its folder.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not is_safe_name(name):
         raise ValueError(
             f"{what} {name!r} cannot be used: a {what} is 1 to 100 letters, digits, '.', '_' or '-', "
             "and starts with a letter or a digit."

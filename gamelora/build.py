@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,10 +49,12 @@ def add_adapter(loaded: LoadedModel, config: GameLoraConfig) -> LoadedModel:
     Raises
     ------
     ValueError
-        When `target_modules` match nothing.
+        When a name of `target_modules` or `modules_to_save` matches no module, or PEFT cannot adapt it.
     """
     set_seed(config.seed)
     attention = attention_targets(loaded.layers, loaded.model)
+    for setting in ("target_modules", "modules_to_save"):
+        _check_matches(loaded.model, setting, getattr(config, setting) or [])
     lora = LoraConfig(
         task_type="CAUSAL_LM",
         r=config.r,
@@ -70,6 +73,16 @@ def add_adapter(loaded: LoadedModel, config: GameLoraConfig) -> LoadedModel:
             f"({' '.join(str(error).split())[:200]}). Leave them empty for the attention projections ({attention})."
         ) from error
     return dataclasses.replace(loaded, model=model, layers=attention_layers(model))
+
+
+def _check_matches(model: nn.Module, setting: str, names: list[str]) -> None:
+    """PEFT itself complains only when none of the names matches, and trains without the others."""
+    known = {name for name, _ in model.named_modules()}
+    ends = sorted({name.rsplit(".", 1)[-1] for name in known if not name.rsplit(".", 1)[-1].isdigit()} - {""})
+    missing = [name for name in names if name not in known and not any(one.endswith(f".{name}") for one in known)]
+    if missing:
+        near = [f"{name!r} (nearest: {', '.join(difflib.get_close_matches(name, ends, cutoff=0.0))})" for name in missing]
+        raise ValueError(f"{setting} name no module of {type(model).__name__}: {' or '.join(near)}. Correct it or leave it out.")
 
 
 def choose_design_layers(loaded: LoadedModel, config: GameLoraConfig) -> list[AttentionLayer]:
@@ -176,7 +189,7 @@ def build_trainer(config: GameLoraConfig, folder: Path, **options: Any) -> GameL
     """
     process = processes()
     args = training_arguments(config, folder)
-    report(f"loading {config.model}")
+    report("loading the model")
     with process.main_process_first():  # a GGUF is converted, a hub model downloaded, once
         loaded = load_model(config.model, revision=config.revision, dtype=config.dtype, device=_device(process))
     report("reading the text")

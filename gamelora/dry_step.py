@@ -155,7 +155,7 @@ class _Clock(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         """To here."""
         self.seconds.append(time.perf_counter() - self._began)
-        report("measuring steps", len(self.seconds), _STEPS, "step")
+        report("training on random tokens", len(self.seconds), _STEPS, "step")
 
 
 def _dry(config: GameLoraConfig, folder: Path) -> GameLoraConfig:

@@ -303,7 +303,7 @@ def _load(path: Path, types: dict) -> dict:
         raise ValueError(
             f"{path.name} of this job cannot be read ({error.strerror}); remove the job and start it again."
         ) from error
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{path.name} of this job is damaged ({error}); remove the job and start it again.") from error
     version = data.get("format") if isinstance(data, dict) else None
     if isinstance(version, int) and version > _FORMAT:

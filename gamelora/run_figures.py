@@ -12,6 +12,7 @@ from analysis.coalition_style import OKABE_ITO
 from analysis.figures import calm, escaped
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_FEW_STEPS = 5  # fewer than these would be ticked at fractions of a step
 _MARKED_BELOW = 60  # points of a curve that are few enough to be marked each
 
 
@@ -40,6 +41,9 @@ def overlay_figure(curves: Mapping[str, pd.Series], title: str, raw: Mapping[str
         traces.append(_trace(name, curve) | {"mode": mode, "line": line, "marker": {"color": color, "size": 6}})
     figure.add_traces([go.Scatter(trace) for trace in traces])
     figure.update_xaxes(title="optimizer step", showgrid=False, tickformat="d")
+    steps = [step for curve in curves.values() for step in (curve.index.min(), curve.index.max())]
+    if steps and max(steps) - min(steps) < _FEW_STEPS:
+        figure.update_xaxes(dtick=1, range=[max(0, min(steps) - 1), max(steps) + 1])
     figure.update_yaxes(title=title, nticks=6)
     calm(figure, height=380, legend=True)
     if len(curves) > len(OKABE_ITO):  # a legend above the chart would take its place

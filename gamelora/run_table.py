@@ -104,7 +104,7 @@ def run_row(
         model=known and model_name(known.model),
         step=now.step,
         steps=now.status.get("steps") or (known and known.steps),
-        final_ce=float(losses.iloc[-1]) if len(losses) else None,
+        final_ce=float(losses.iloc[-1]) if len(losses) and losses.index[-1] > 0 else None,  # at step 0 it is the base's
         gamma_first=first,
         gamma_last=last,
         design_layers=layers,

@@ -31,13 +31,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.workspace import atomic_write, safe_name, workspace_dir, workspace_root
+from analysis.workspace import atomic_write, is_safe_name, safe_name, workspace_dir, workspace_root
 from gamelora.checkpoints import complete_checkpoints, newest_checkpoint
 from gamelora.config import GameLoraConfig
 from gamelora.job_processes import is_alive
 
 FORMAT = 1
 STATES = ("running", "finished", "stopped", "failed")
+_NUMBER, _TEXT = (int, float), (str, type(None))
+# what a reader takes for granted of a status, where the field is there
+_TYPES = {"format": int, "state": str, "step": int, "steps": int, "created": _NUMBER, "updated": _NUMBER, "reason": _TEXT}
+_TYPES |= {"skipped_steps": int, "zero_gradients": dict}
+_TYPES |= dict.fromkeys(("notes", "design_layers"), list) | dict.fromkeys(("latest", "model", "text", "bargains"), dict)
 _RESERVE_BYTES = 64 * 1024
 _NEW = ".new-"  # folders of runs in the making
 _LEFTOVER_SECONDS = 3600.0
@@ -124,7 +129,15 @@ class Run:
 
     def config(self) -> GameLoraConfig:
         """The run's config; ValueError when the file is damaged or from another version."""
-        return GameLoraConfig.from_yaml((self.folder / "config.yaml").read_text(encoding="utf-8"), f"{self.name}/config.yaml")
+        try:
+            text = (self.folder / "config.yaml").read_text(encoding="utf-8")
+            if not text.strip():
+                raise ValueError("the file is empty")
+            return GameLoraConfig.from_yaml(text, "it")
+        except ValueError as error:
+            words = str(error).removeprefix("the config cannot be used: ").rstrip(".")
+            known = f"the config.yaml of run {self.name!r} cannot be used: {words}."
+            raise ValueError(f"{known} The file is damaged, or another version of this program wrote it.") from error
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first; each is a PEFT adapter folder too."""
@@ -145,11 +158,8 @@ class Run:
         path = self.folder / "status.json"
         try:
             status = json.loads(path.read_text(encoding="utf-8"))
-            if status["format"] > FORMAT:
-                raise ValueError(f"its format {status['format']} is newer than this program's {FORMAT}; update the program")
-            if status["state"] not in STATES:
-                raise ValueError(f"its state is {status['state']!r}")
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            _check_status(status)
+        except (OSError, RecursionError, ValueError) as error:
             raise ValueError(f"the status of run {self.name!r} cannot be read: {error}.") from error
         if status["state"] == "running" and not self.is_alive():
             status |= {"state": "failed", "reason": KILLED}
@@ -247,14 +257,29 @@ class Run:
             os.close(lock)
 
 
+def _check_status(status: Any) -> None:
+    """ValueError says what is wrong with it."""
+    if not isinstance(status, dict) or not {"format", "state"} <= status.keys():
+        raise ValueError("it holds no format and state")
+    for name, kind in _TYPES.items():
+        if name in status and (not isinstance(status[name], kind) or isinstance(status[name], bool)):
+            raise ValueError(f"its {name} is {status[name]!r:.40}")
+    if status["format"] > FORMAT:
+        raise ValueError(f"its format {status['format']} is newer than this program's {FORMAT}; update the program")
+    if status["state"] not in STATES:
+        raise ValueError(f"its state is {status['state']!r}")
+    if not 0 <= status.get("step", 0) <= status.get("steps", math.inf):
+        raise ValueError(f"it is at step {status['step']} of {status.get('steps')}")
+
+
 def _metric(line: bytes) -> dict[str, Any] | None:
     """A line of metrics.jsonl; None when it is damaged."""
     try:
         metric = json.loads(line)
-    except ValueError:
+    except (RecursionError, ValueError):
         return None
     step = metric.get("step") if isinstance(metric, dict) else None
-    return metric if isinstance(step, int) and 0 <= step < 2**53 else None
+    return metric if type(step) is int and 0 <= step < 2**53 else None
 
 
 def _sweep(runs: Path) -> None:
@@ -266,9 +291,9 @@ def _sweep(runs: Path) -> None:
 
 
 def run_names() -> list[str]:
-    """Names of the runs in the workspace, sorted."""
+    """Names of the runs in the workspace, sorted; a folder whose name cannot be one is none."""
     found = (path.parent.name for path in (workspace_root() / "runs").glob("*/config.yaml"))
-    return sorted(name for name in found if not name.startswith("."))
+    return sorted(name for name in found if is_safe_name(name))
 
 
 def free_name(wanted: str, taken: Iterable[str] = ()) -> str:

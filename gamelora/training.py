@@ -44,6 +44,7 @@ class RunRecorder(TrainerCallback):
     def __init__(self, run: Run) -> None:
         self.run = run
         self.trainer: GameLoraTrainer | None = None
+        self.begun = False
         self.stopped = False
         self.terminated = False
         self.latest: dict[str, Any] = {}
@@ -52,6 +53,7 @@ class RunRecorder(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **_):
         """The first status of this process."""
+        self.begun = True
         if state.is_world_process_zero:
             self._status()
             report("training", state.global_step, state.max_steps, "step")
@@ -106,9 +108,9 @@ class RunRecorder(TrainerCallback):
         self.run.write_status(state="running", **self.summary())
 
     def summary(self) -> dict[str, Any]:
-        """What the trainer says about itself, for the status; nothing before there is one."""
+        """What the trainer says about itself, for the status; nothing before it stands where the checkpoint left it."""
         trainer = self.trainer
-        if trainer is None:
+        if not self.begun:
             return {}
         return {
             "step": trainer.state.global_step,

@@ -22,7 +22,14 @@ _COLUMNS = 3
 _ROW, _PLOT, _HEAD = 205, 128, 46  # pixels: of a row of panels, of a plot, of title and legend above it
 _TITLE = {"fontSize": 13, "fontWeight": 500}
 _SHORT = {"ce": "CE", "ldb": "barrier", "bt": "BT"}
-_LOOKS = ((ACCENT, "solid"), (NEUTRAL_COLOR, "solid"), (NEUTRAL_COLOR, "dotted"), (ACCENT, "dotted"), (ACCENT, "dashed"))
+# colour, dash, and the mark of a point: a curve of few points shows no dash
+_LOOKS = (
+    (ACCENT, "solid", "circle"),
+    (NEUTRAL_COLOR, "solid", "circle"),
+    (NEUTRAL_COLOR, "dotted", "triangle"),
+    (ACCENT, "dotted", "triangle"),
+    (ACCENT, "dashed", "diamond"),
+)
 _OF_TASK = {name: _LOOKS[position] for position, name in enumerate(TASKS.values())}
 _SETS = {"loss/ce": "training", "eval_loss": "held-out"}
 _NOW_AND_THEN = ("cosine/", "gradient_norm/")  # known only where weights are renewed
@@ -112,8 +119,7 @@ def option_of(panels: list[Panel], metrics: RunMetrics) -> dict[str, Any]:
         if len(panel.curves) > 1:
             option["legend"].append(_legend(panel, left, top + 20))
         option["grid"].append({"left": left, "width": "31%", "top": top + _HEAD, "height": _PLOT, "containLabel": True})
-        steps = {"type": "value", "minInterval": 1, "min": "dataMin", "max": "dataMax", "splitLine": {"show": False}}
-        option["xAxis"].append(_axis(number) | steps)
+        option["xAxis"].append(_axis(number) | _steps_of(metrics))
         option["yAxis"].append(_axis(number) | {"type": "log" if panel.log else "value", "scale": True, "splitNumber": 3})
         for position, (name, label) in enumerate(panel.curves):
             alone = len(panel.curves) == 1  # under a name of its own: legends take the look of the first curve of a name
@@ -121,6 +127,13 @@ def option_of(panels: list[Panel], metrics: RunMetrics) -> dict[str, Any]:
             points = points_of(metrics, name, panel.log)
             option["series"].append(_curve(number, panel.title if alone else label, look, points))
     return option | {"animation": False, "tooltip": {"trigger": "axis", "valueFormatter": "%.4g", "confine": True}}
+
+
+def _steps_of(metrics: RunMetrics) -> dict[str, Any]:
+    """One axis for all panels: what is known only now and then stands below its step of the others."""
+    known = [index for index in (metrics.steps.index, metrics.evaluations.index) if len(index)]
+    first, last = min(int(index[0]) for index in known), max(int(index[-1]) for index in known)
+    return {"type": "value", "minInterval": 1, "min": first, "max": max(last, first + 1), "splitLine": {"show": False}}
 
 
 def _axis(number: int) -> dict[str, Any]:
@@ -132,8 +145,8 @@ def _legend(panel: Panel, left: str, top: int) -> dict[str, Any]:
     return {"data": [label for _, label in panel.curves], "left": left, "top": top} | sizes
 
 
-def _curve(number: int, label: str, look: tuple[str, str], points: list[list[float | None]]) -> dict[str, Any]:
-    color, dash = look
+def _curve(number: int, label: str, look: tuple[str, str, str], points: list[list[float | None]]) -> dict[str, Any]:
+    color, dash, mark = look
     few = len(points) < _MARKED_BELOW
     return {
         "type": "line",
@@ -142,7 +155,7 @@ def _curve(number: int, label: str, look: tuple[str, str], points: list[list[flo
         "yAxisIndex": number,
         "data": points,
         "showSymbol": few,
-        "symbol": "circle",
+        "symbol": mark,
         "symbolSize": 6 if label == "held-out" else 4,
         "lineStyle": {"color": color, "type": dash, "width": 2 if label == "held-out" else 1.4},
         "itemStyle": {"color": color},

@@ -185,8 +185,10 @@ def stop_now(name: str) -> None:
 
 
 def delete(name: str) -> None:
-    """Remove a run with its checkpoints, adapter and jobs. ValueError while it is live."""
-    now = look(name)
+    """Remove a run with its checkpoints, adapter and jobs, also one that cannot be read. ValueError while it is live."""
+    now = next((one for one in look_all() if one.name == name), None)
+    if now is None:
+        raise ValueError(f"there is no run {name!r} in {workspace_root() / 'runs'}: it may have been deleted.")
     if now.live:
         raise ValueError(f"run {name!r} is {now.state}: stop it before deleting it.")
     if now.run:

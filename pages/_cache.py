@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def measurements(folder: str) -> tuple[dict[str, Measurement], list[str]]:
     found: dict[str, Measurement] = {}
     notices = []
     own = workspace_dir("results")
-    outside = Path(folder).expanduser().resolve() if folder else own
+    outside = Path(os.path.expanduser(folder)).resolve() if folder else own  # leaves an unknown `~name` as it is
     if not outside.is_dir():
         notices.append(f"There is no folder {outside}. Give a folder that holds .npz results.")
     for place in dict.fromkeys((own, outside)):

@@ -9,8 +9,8 @@ from pages._game_data import Player
 from pages._widgets import numbers_row, plain, three_digits
 
 WHOSE = (
-    "The paper's: G, and that the price of anarchy falls with the off-diagonal mass of G. This project's model: the "
-    "linear-quadratic game played with that G, and so every price, charge, VIF and free rider on this page."
+    "From the paper: G, and that heads lose less to anarchy the less they are coupled. This project's own model: the game "
+    "played with that G, and so every price, charge, VIF and free rider on this page."
 )
 WHOSE_HELP = (
     r"Head $i$ chooses an effort $x_i$ with benefit $b_i$; the welfare of all is $W(x) = b^\top x - \frac{1}{2} x^\top G x$. "

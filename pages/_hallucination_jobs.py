@@ -13,7 +13,7 @@ from gamelora import jobs
 from gamelora.evaluation_jobs import EvaluationRequest, benchmark_at_work, evaluation_jobs
 from gamelora.jobs import Job
 from pages._hallucination_controls import Choice
-from pages._jobs import seconds
+from pages._jobs import counted, seconds
 from pages._widgets import plain
 
 _TICK_SECONDS = 1.0
@@ -87,9 +87,8 @@ def _stage(job: Job) -> str:
     if job.stopping:
         return "stopping"
     progress = job.progress
-    counted = f", {progress.done:,.0f} of {progress.total:,.0f} {progress.unit}" if progress.total else ""
     left = f", about {seconds(job.remaining)} left in this stage" if job.remaining is not None else ""
-    return f"{progress.stage or 'starting'}{counted}; {seconds(job.elapsed)} so far{left}"
+    return f"{progress.stage or 'starting'}{counted(progress)}; {seconds(job.elapsed)} so far{left}"
 
 
 def _by_benchmark(job: Job, request: EvaluationRequest, known: Sequence[StoredEvaluation]) -> str:

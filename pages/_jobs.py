@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from analysis.progress import Progress
 from gamelora import jobs
 from gamelora.game_jobs import GameJob
 from gamelora.jobs import Job
@@ -39,7 +40,8 @@ def sidebar_jobs() -> None:
 def _line(job: Job) -> None:
     fraction = job.progress.fraction
     if job.state == "running":
-        words = "stopping" if job.stopping else f"{fraction:.0%}" if fraction is not None else seconds(job.elapsed)
+        how_far = f"{fraction:.0%}" if fraction is not None else seconds(job.elapsed)
+        words = "stopping" if job.stopping else f"{job.progress.stage or 'starting'}, {how_far}"
         st.progress(fraction or 0.0, text=f"{plain(job.title)}: {words}")
     else:
         st.caption(f"{plain(job.title)}: {job.state}", help=plain(job.error) if job.error else None)
@@ -58,7 +60,7 @@ def game_panel(work: GameJob, label: str, words: str, verb: str, cost: str) -> N
     job = work.latest()
     with st.container(border=True, key=f"panel_{label}"):
         if job is not None and job.live:
-            st.fragment(run_every=_TICK_SECONDS)(_progress)(job.id, label, job.title)
+            st.fragment(run_every=_TICK_SECONDS)(job_progress)(job.id, label, job.title)
         elif job is not None and job.state == "failed" and job.argv[2:] == work.arguments:
             _failed(job, label, f"{job.title} failed")
         else:
@@ -90,7 +92,7 @@ def measurement_panel(measurement: Measurement, request: MeasurementRequest, lab
         elif job.state == "failed":
             _failed(job, label, f"{label}, {job.title}: the measurement failed")
         else:
-            st.fragment(run_every=_TICK_SECONDS)(_progress)(job.id, label, f"{label}, {job.title}")
+            st.fragment(run_every=_TICK_SECONDS)(job_progress)(job.id, label, f"{label}, {job.title}")
 
 
 def _failed(job: Job, label: str, what: str) -> None:
@@ -106,19 +108,27 @@ def _failed(job: Job, label: str, what: str) -> None:
     st.code(jobs.log_tail(job.id, lines=15) or "The log is empty.", language=None, wrap_lines=True)
 
 
-def _progress(job_id: str, label: str, title: str) -> None:
-    """The sidebar's list reruns the page when the job ends; this only draws."""
+def job_progress(job_id: str, label: str, title: str) -> None:
+    """How far a live job is, and Stop. The sidebar's list reruns the page when the job ends; this only draws."""
     job = jobs.get(job_id)
     st.markdown(f"**{plain(title)}**")
     progress = job.progress
     stage = "waiting for its turn" if job.state == "queued" else "stopping" if job.stopping else progress.stage or "starting"
-    counted = f", {progress.done:,.0f} of {progress.total:,.0f} {progress.unit}" if progress.total else ""
-    st.progress(progress.fraction or 0.0, text=f"{sentence(stage)}{counted}")
+    st.progress(progress.fraction or 0.0, text=f"{sentence(stage)}{counted(progress)}")
     left = f"about {seconds(job.remaining)} left in this stage" if job.remaining is not None else "time left not known yet"
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(f"{seconds(job.elapsed)} so far, {left}. You can leave this page or close the browser; it goes on.")
         if st.button("Stop", key=f"stop_{label}", disabled=job.stopping):
             jobs.stop(job_id, wait=False)
+
+
+def counted(progress: Progress) -> str:
+    """What of a stage is done, to go behind its name: ", 4 of 8 batches"; nothing when its length is not known."""
+    if not progress.total:
+        return ""
+    many = "" if not progress.unit or progress.total == 1 else "es" if progress.unit.endswith("ch") else "s"
+    unit = "bases" if progress.unit == "basis" else f"{progress.unit}{many}"
+    return f", {progress.done:,.0f} of {progress.total:,.0f} {unit}".rstrip()
 
 
 def _cost(request: MeasurementRequest) -> str:

@@ -16,9 +16,7 @@ from pages._attempt import attempt, refusal
 from pages._downloads import download
 from pages._frame import View
 from pages._runs_data import KnownRun
-from pages._widgets import linked, plain
-
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+from pages._widgets import linked, plain, size
 
 
 def actions(chosen: list[KnownRun], every_tag: list[str], view: View) -> None:
@@ -97,7 +95,7 @@ def _merged(one: KnownRun, possible: bool) -> None:
         return
     job = run_files.merge_job(name)
     if folder.is_dir():
-        st.markdown(f"Merged model, {_size(run_files.size_of(folder))}, lies in")
+        st.markdown(f"Merged model, {size(run_files.size_of(folder))}, lies in")
         st.code(str(folder), language=None, wrap_lines=True)
         if run_files.merged_is_older(one.now.run):
             st.caption("It is older than the adapter: remove it to merge again.")
@@ -111,15 +109,10 @@ def _merged(one: KnownRun, possible: bool) -> None:
         return
     if job and job.state == "failed":
         st.error(f"The last merge failed: {plain(job.error)}")
-    size = run_files.merged_size(one.now.status)
-    st.caption(f"The base with the adapter in its weights, loadable without PEFT{f', about {_size(size)}' if size else ''}.")
+    takes = run_files.merged_size(one.now.status)
+    st.caption(f"The base with the adapter in its weights, loadable without PEFT{f', about {size(takes)}' if takes else ''}.")
     if st.button("Merge into one model", key="merge", disabled=not possible, width="stretch"):
         _act(run_files.merge, name)
-
-
-def _size(count: int) -> str:
-    unit, word = next(((unit, word) for unit, word in _UNITS if count >= unit), (1, "bytes"))
-    return f"{count / unit:.3g} {word}"
 
 
 # --- tags and deletion ----------------------------------------------------------------------------------------------------

@@ -184,7 +184,8 @@ def _group(group: str, title: str, advanced: bool, models: list[str], problems: 
     ]
     if not fields:
         return
-    st.markdown(f"**{title}**")
+    if title != _label(fields[0].name):  # a heading over a field of the same name says nothing
+        st.markdown(f"**{title}**")
     for field in (field for field in fields if field.name in _WIDE):
         _field(field, models, problems.get(field.name))
     narrow = [field for field in fields if field.name not in _WIDE]
@@ -197,7 +198,7 @@ def _group(group: str, title: str, advanced: bool, models: list[str], problems: 
 def _field(field: dataclasses.Field, models: list[str], problem: str | None) -> None:
     """The widget of one field, by its type, with its help and what is wrong with it."""
     name, choices = field.name, field.metadata.get("choices")
-    label = _LABELS.get(name, name.replace("_", " ").capitalize())
+    label = _label(name)
     options: dict[str, Any] = {
         "key": f"train_{name}",
         "persist_state": "session",
@@ -219,6 +220,10 @@ def _field(field: dataclasses.Field, models: list[str], problem: str | None) -> 
     else:
         st.text_input(label, live=True, placeholder="automatic" if field.default is None else None, **options)
     _problem(problem)
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name.replace("_", " ").capitalize())
 
 
 def _with_own(choices: list[str], key: str) -> list[str]:

@@ -7,7 +7,7 @@ import time
 import streamlit as st
 
 from analysis.models import model_name
-from gamelora import jobs, training_jobs
+from gamelora import dry_step, jobs, training_jobs
 from gamelora.config import GameLoraConfig
 from gamelora.health import health, seconds_left
 from gamelora.measurement_jobs import text_name
@@ -17,7 +17,7 @@ from gamelora.training_figures import POINTS, height_of, option_of, panels_of
 from gamelora.training_jobs import Training
 from pages._attempt import show_refusal
 from pages._frame import View
-from pages._jobs import seconds
+from pages._jobs import counted, seconds
 from pages._runs_data import config_of
 from pages._train_actions import actions
 from pages._train_data import metrics_of
@@ -44,7 +44,7 @@ def _draw(name: str, drawn_as: str, view: View) -> None:
     _title(now, config)
     if isinstance(config, str):
         st.error(plain(config))
-    _progress(now, metrics)
+    _progress(now, config, metrics)
     actions(now, config if isinstance(config, GameLoraConfig) else None, view)
     show_refusal()
     for note in health(metrics, now.status):
@@ -77,7 +77,7 @@ def _title(now: Training, config: GameLoraConfig | str | None) -> None:
     st.markdown(f"**{plain(now.name)}** :{color}-badge[{state}] :small[:gray[{plain(what)}]]")
 
 
-def _progress(now: Training, metrics: RunMetrics) -> None:
+def _progress(now: Training, config: GameLoraConfig | str | None, metrics: RunMetrics) -> None:
     """Step, elapsed and remaining; for a run that is not live why it ended, and the last lines of a failed one."""
     steps = now.status.get("steps") or 0
     done = f"step {now.step:,} of {steps:,}" if steps else "not begun"
@@ -87,9 +87,9 @@ def _progress(now: Training, metrics: RunMetrics) -> None:
     elif now.live:
         progress = now.job.progress if now.job else None
         stage = "saving, then ending" if now.state == "stopping" else progress.stage if progress else "training"
-        stage = stage or "starting"
-        st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{sentence(stage)}, {done}")
-        st.caption(f"{_times(now, metrics)} You can leave this page or close the browser; it goes on.")
+        beside = counted(progress) if progress and progress.stage == stage != "training" else ""
+        st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{sentence(stage or 'starting')}{beside}; {done}")
+        st.caption(f"{_times(now, config, metrics)} You can leave this page or close the browser; it goes on.")
     elif now.state == "failed":
         st.error(f"Failed at {done}: {plain(now.reason)}")
         if now.job:
@@ -103,10 +103,14 @@ def _progress(now: Training, metrics: RunMetrics) -> None:
             st.caption(plain(now.reason))
 
 
-def _times(now: Training, metrics: RunMetrics) -> str:
+def _times(now: Training, config: GameLoraConfig | str | None, metrics: RunMetrics) -> str:
     left = seconds_left(metrics, now.status.get("steps") or 0, time.time())
     since = f"{seconds(now.job.elapsed)} so far" if now.job and now.job.live else "Trained from a command line"
-    return f"{since}, {f'about {seconds(left)} left' if left is not None else 'time left not known yet'}."
+    if left is not None:
+        return f"{since}, about {seconds(left)} left."
+    step = dry_step.read(dry_step.share_of(config, now.processes)) if isinstance(config, GameLoraConfig) else None
+    expected = f"about {seconds(step.seconds(config))} in all by the measured step" if step else "time left not known yet"
+    return f"{since}, {expected}."
 
 
 def _numbers(metrics: RunMetrics) -> None:
@@ -141,8 +145,11 @@ def _details(now: Training, config: GameLoraConfig | str | None, metrics: RunMet
     log, settings, data = st.tabs(["Log", "Settings", "Data"], key="run_tab", on_change="rerun")
     if log.open:
         with log:
-            lines = jobs.log_tail(now.job.id, 40) if now.job else ""
-            st.code(lines or "Nothing in the log yet.", language=None, wrap_lines=True, height=300)
+            if now.job is None:
+                st.caption("It was started outside this dashboard: its log is where it was started.")
+            else:
+                lines = jobs.log_tail(now.job.id, 40)
+                st.code(lines or "Nothing in the log yet.", language=None, wrap_lines=True, height=300)
     if settings.open:
         with settings:
             if isinstance(config, GameLoraConfig):

@@ -8,19 +8,18 @@ from pathlib import Path
 import psutil
 import streamlit as st
 
-from analysis.devices import GIB
 from analysis.models import model_name
 from analysis.sources import config_folder
 from analysis.workspace import workspace_root
-from gamelora import dry_step, jobs, training_jobs
+from gamelora import dry_step, training_jobs
 from gamelora.build import check_trackers
 from gamelora.command_line import shell, train_arguments
 from gamelora.config import GameLoraConfig
 from gamelora.dry_step import DryStep
-from gamelora.estimate import Estimate, Outline, estimate, field_of, outline, problems_with
+from gamelora.estimate import Estimate, Outline, estimate, evaluations, field_of, outline, problems_with
 from pages._attempt import attempt, show_refusal
-from pages._jobs import seconds
-from pages._widgets import plain
+from pages._jobs import job_progress, seconds
+from pages._widgets import plain, size
 
 _TICK_SECONDS = 1.0
 
@@ -67,12 +66,14 @@ def _takes(config: GameLoraConfig, processes: int) -> None:
     model, one = _outline_of(config), dry_step.share_of(config, processes)
     measured, job = dry_step.read(one), dry_step.latest(one)
     st.markdown("**What it takes**")
-    rows = _rows(config, estimate(config, model), processes) if model else {}
+    text = {"Text": f"{config.tokens:,} tokens in {config.steps:,} steps, {evaluations(config)} evaluations"}
+    rows = text | (_rows(config, estimate(config, model), processes) if model else {})
     if model is None:
-        st.caption(f"{plain(model_name(config.model))} has not been used on this machine yet; its size is known after that.")
+        name = plain(model_name(config.model))
+        st.caption(f"{name} has not been used on this machine yet: disk and memory are known once it was loaded.")
     st.table({"": rows | _measured_rows(config, measured, processes)}, border="horizontal", hide_header=True)
     if measured is None and job is not None and job.live:
-        st.fragment(run_every=_TICK_SECONDS)(_measuring)(job.id)
+        st.fragment(run_every=_TICK_SECONDS)(job_progress)(job.id, "dry_step", "Measuring a step")
         return
     if measured is None and job is not None and job.state == "failed":
         st.caption(f":red[{plain(job.error)}]")
@@ -82,22 +83,13 @@ def _takes(config: GameLoraConfig, processes: int) -> None:
         st.rerun()
 
 
-def _measuring(job_id: str) -> None:
-    job = jobs.get(job_id)
-    if not job.live:
-        st.rerun()
-    stage = "waiting for its turn" if job.state == "queued" else job.progress.stage or "starting"
-    st.progress(job.progress.fraction or 0.0, text=f"Measuring: {stage}")
-
-
 def _rows(config: GameLoraConfig, takes: Estimate, processes: int) -> dict[str, str]:
     free = shutil.disk_usage(workspace_root() if workspace_root().exists() else workspace_root().parent).free
     part = takes.trainable / takes.parameters
     return {
         "Trainable": f"{takes.trainable:,} numbers, {part:.2%} of the model",
-        "Text": f"{takes.tokens:,} tokens in {config.steps:,} steps, {takes.evaluations} evaluations",
-        "Disk": f"{_size(takes.disk_bytes)} of {_size(free)} free, adapter {_size(takes.adapter_bytes)}",
-        "Memory": f"{_size(takes.memory_bytes)} for weights and optimizer, activations on top"
+        "Disk": f"{size(takes.disk_bytes)} of {size(free)} free, adapter {size(takes.adapter_bytes)}",
+        "Memory": f"{size(takes.memory_bytes)} for weights and optimizer, activations on top"
         + (" (each process)" * (processes > 1)),
     }
 
@@ -109,14 +101,10 @@ def _measured_rows(config: GameLoraConfig, measured: DryStep | None, processes: 
     fits = "" if measured.peak_bytes * processes <= free or measured.device == "cuda" else " :red[more than is free]"
     several = f", in each of {processes} processes" if processes > 1 else ""
     return {
-        "Memory at peak": f"{_size(measured.peak_bytes)} of {_size(free)} free{several}{fits}",
+        "Memory at peak": f"{size(measured.peak_bytes)} of {size(free)} free{several}{fits}",
         "A step": f"{measured.plain:.2g} s; {measured.renewing:.2g} s when it renews the weights",
         "Time": f"about {seconds(measured.seconds(config))} on this machine",
     }
-
-
-def _size(count: float) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
 
 
 def _outline_of(config: GameLoraConfig) -> Outline | None:

@@ -12,6 +12,9 @@ import streamlit as st
 from analysis.models import adapter_name
 from gamelora.measurement_jobs import MeasurementRequest, text_name
 
+# a tenth of a GiB and more is told in GiB, so that what is needed and what is free read alike
+_UNITS = ((2**30 / 10, 2**30, "GiB"), (2**20, 2**20, "MiB"), (2**10, 2**10, "KiB"))
+
 
 def plain(text: object) -> str:
     """Text that Streamlit's Markdown shows as it is: names, paths and errors may hold any sign."""
@@ -21,6 +24,12 @@ def plain(text: object) -> str:
 def sentence(text: object) -> str:
     """An error or a note as a sentence of its own: with a capital."""
     return str(text)[:1].upper() + str(text)[1:]
+
+
+def size(count: float) -> str:
+    """Bytes for people: 0.53 GiB, 7.03 MiB."""
+    unit, word = next(((unit, word) for least, unit, word in _UNITS if count >= least), (1, "bytes"))
+    return f"{count / unit:.2f} {word}"
 
 
 def linked(key: str, options: Sequence[Any], default: Any) -> None:

@@ -28,6 +28,8 @@ def _choose(names: list[str]) -> None:
     state, wanted = st.session_state, st.query_params.get("run")
     if "next_run" in state:
         state["run"] = state.pop("next_run")
+        if state["run"] not in names:
+            st.warning(f"Run {plain(state['run'])} cannot be opened: its folder holds no config.yaml.")
     elif "run" not in state and wanted is None:
         state["run"] = next((name for name in names if training_jobs.look(name).live), None)
     elif "run" not in state and wanted not in names:

@@ -106,7 +106,7 @@ def test_the_stage_says_which_benchmark_is_at_work():
     def at_work(stage):
         return benchmark_at_work(Progress(stage))
 
-    assert at_work("loading /models/x") is None and at_work("benchmarks") is None
+    assert at_work("loading the model") is None and at_work("benchmarks") is None
     assert at_work("scoring TruthfulQA") == "truthfulqa_mc" and at_work("Gamma of MemoTrap items") == "memo_trap"
     assert at_work("scoring HaluEval QA") == "halueval_qa"
     assert at_work("scoring built-in multiple choice") == "builtin_mc"

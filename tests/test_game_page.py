@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from analysis.ablation import AblationResult, Effect
 from analysis.game_result import GameResult, play
@@ -13,11 +12,9 @@ from analysis.head_values import HeadValues
 from analysis.records import write_record
 from gamelora.game_jobs import Check, ablation_job, gauge_job, values_job
 from gamelora.jobs import Job
-from tests.conftest import ROOT
 from tests.synthetic import synthetic_result
-from tests.test_pages import DEFAULT, app, job, known_jobs, started, words  # noqa: F401
+from tests.test_pages import DEFAULT, app, fine, job, known_jobs, numbers, started, words  # noqa: F401
 
-GAME = "pages/game.py"
 TABS = ["Charges and VIF", "Free riders", "Causal check", "Errors", "Data"]
 SHAPE = {"n_layers": 5, "n_heads": 9, "n_kv_heads": 3, "batches": 8}
 
@@ -29,26 +26,6 @@ def results(workspace):
     synthetic_result(**SHAPE).save(folder / f"{DEFAULT}.npz")
     synthetic_result(**SHAPE, seed=1, adapter="/runs/laptop").save(folder / "adapted.npz")
     return folder
-
-
-def game_page(**link):
-    """The page, opened by a link."""
-    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
-    test.query_params.update(link)
-    test.run()
-    test.switch_page(GAME)
-    test.query_params.update(link)
-    if "tab" in link:
-        test.session_state["tab"] = link["tab"]
-    return test.run()
-
-
-def numbers(test):
-    return {metric.label: metric.value for metric in test.metric}
-
-
-def fine(test):
-    return not test.exception and not test.error
 
 
 def with_twins(layer, n_layers=5, n_heads=9, n_kv_heads=3, **settings):
@@ -76,7 +53,7 @@ def keep_values(result, path, effect=np.nan, seed=0):
 def test_the_numbers_are_those_of_the_library(results, coupling):
     result = synthetic_result(**SHAPE).view(coupling)
     game = play(result)[3]
-    test = game_page(layer="3", coupling=coupling)
+    test = app("game", layer="3", coupling=coupling)
     assert fine(test)
     shown = numbers(test)
     assert shown["Price of anarchy"] == f"{game.price_of_anarchy.value:.3g}"
@@ -87,14 +64,14 @@ def test_the_numbers_are_those_of_the_library(results, coupling):
 
 def test_unbounded_is_a_value_with_its_reason(results):
     with_twins(2).save(results / f"{DEFAULT}.npz")
-    test = game_page(layer="2")
+    test = app("game", layer="2")
     assert fine(test) and numbers(test)["Worst case"] == "unbounded"
     expected = play(with_twins(2))[2].worst_case
     assert not expected.bounded and expected.reason in words(test)
 
 
 def test_it_says_whose_statements_these_are(results):
-    said = words(game_page())
+    said = words(app("game"))
     assert "The paper's: G, and that the price of anarchy falls" in said and "This project's model:" in said
 
 
@@ -102,12 +79,12 @@ def test_it_says_whose_statements_these_are(results):
 @pytest.mark.parametrize("link", [{}, {"b": "adapted"}, {"b": "other"}, {"vif": "1.05"}, {"head": "4"}], ids=str)
 def test_every_tab_draws(results, tab, link):
     synthetic_result(n_layers=3, n_heads=4, n_kv_heads=4, name="other", source="/m").save(results / "other.npz")
-    assert fine(game_page(tab=tab, layer="1", **link))
+    assert fine(app("game", tab=tab, layer="1", **link))
 
 
 def test_a_layer_that_only_b_has_is_said_and_drawn(results):
     synthetic_result(n_layers=3, n_heads=4, n_kv_heads=4, name="other", source="/m").save(results / "other.npz")
-    test = game_page(a="other", b=DEFAULT, layer="4")
+    test = app("game", a="other", b=DEFAULT, layer="4")
     assert fine(test) and "other has no attention layer 4" in words(test) and "Price of anarchy" in numbers(test)
 
 
@@ -119,13 +96,13 @@ def test_measured_benefits_are_used_when_they_are_there(results):
     values = keep_values(result, results / f"{DEFAULT}.npz")
     expected = play(result, values.first_order)[3].price_of_anarchy.value
     assert f"{expected:.3g}" != f"{play(result)[3].price_of_anarchy.value:.3g}"
-    test = game_page(layer="3", benefits="measured")
+    test = app("game", layer="3", benefits="measured")
     assert fine(test) and numbers(test)["Price of anarchy"] == f"{expected:.3g}"
     assert "layer 3, measured benefits" in words(test)
 
 
 def test_missing_benefits_are_one_sentence_and_one_button(results, started):  # noqa: F811
-    test = game_page(layer="3", benefits="measured", b="adapted")
+    test = app("game", layer="3", benefits="measured", b="adapted")
     said = words(test)
     assert "A: what each head is worth is not measured yet; until then benefits are equal." in said
     assert "layer 3, equal benefits" in said
@@ -144,17 +121,17 @@ def test_free_riders_are_the_librarys_and_their_effects_come_from_the_file(resul
     values = keep_values(result, results / f"{DEFAULT}.npz", effect=0.0)
     expected = GameResult(list(result.layers), play(result), "equal", values.effect, {}, 5.0, 1e-3)
     assert expected.free_riders.any()
-    test = game_page(layer="2", tab="Free riders")
+    test = app("game", layer="2", tab="Free riders")
     assert fine(test) and numbers(test)["Free riders"] == str(int(expected.free_riders[2].sum()))
     table = next(frame.value for frame in test.dataframe if "free_rider" in frame.value)
     assert table["head"].tolist()[:2] == ["L2H0", "L2H1"] and table["free_rider"].all()
-    raised = game_page(layer="2", tab="Free riders", vif="20.0")
+    raised = app("game", layer="2", tab="Free riders", vif="20.0")
     assert numbers(raised)["Redundant heads"] == "2"
 
 
 def test_heads_not_ablated_yet_are_one_button_away(results, started):  # noqa: F811
     with_twins(2).save(results / f"{DEFAULT}.npz")
-    test = game_page(layer="2", tab="Free riders")
+    test = app("game", layer="2", tab="Free riders")
     assert numbers(test)["Free riders"] == "not known"
     assert "2 redundant heads are free riders is known only when they were ablated" in words(test)
     test.button(key="start_riders_A").click().run()
@@ -165,7 +142,7 @@ def test_no_redundant_head_names_the_nearest(results):
     game = play(synthetic_result(**SHAPE))
     vif = np.stack([one.vif for one in game])
     row, head = np.unravel_index(vif.argmax(), vif.shape)
-    said = words(game_page(tab="Free riders", vif="20.0"))
+    said = words(app("game", tab="Free riders", vif="20.0"))
     assert f"no head has a VIF above 20; the largest is {vif.max():.3g}, of L{row}H{head}" in said
 
 
@@ -185,7 +162,7 @@ def checked(result, path, **choice):
 
 
 def test_a_causal_check_starts_as_a_job(results, started):  # noqa: F811
-    test = game_page(layer="3", tab="Causal check", check_heads="L3H2, L1H0", check_bench="builtin_mc")
+    test = app("game", layer="3", tab="Causal check", check_heads="L3H2, L1H0", check_bench="builtin_mc")
     assert "What ablating L1H0, L3H2 does is not measured yet." in words(test)
     test.button(key="start_check").click().run()
     target, arguments = started[0]
@@ -195,7 +172,7 @@ def test_a_causal_check_starts_as_a_job(results, started):  # noqa: F811
 
 def test_a_check_that_is_done_is_drawn_with_its_interval(results):
     effect = checked(synthetic_result(**SHAPE), results / f"{DEFAULT}.npz", heads="L3H2", vif_threshold=5.0, low_effect=1e-3)
-    test = game_page(layer="3", tab="Causal check", check_heads="L3H2")
+    test = app("game", layer="3", tab="Causal check", check_heads="L3H2")
     assert fine(test)
     said, (low, high) = words(test), effect.interval
     assert f"by {effect.effect:+.3g} (95 % {low:+.3g} to {high:+.3g})" in said
@@ -204,7 +181,7 @@ def test_a_check_that_is_done_is_drawn_with_its_interval(results):
 
 
 def test_coalitions_are_those_of_the_layer(results, started):  # noqa: F811
-    test = game_page(layer="4", tab="Causal check", check="coalition")
+    test = app("game", layer="4", tab="Causal check", check="coalition")
     options = test.selectbox(key="check_coalition").options
     assert options[0] == "0: L4H0, L4H1, L4H2" and len(options) == 3
     test.button(key="start_check").click().run()
@@ -225,7 +202,7 @@ def test_coalitions_are_those_of_the_layer(results, started):  # noqa: F811
     ids=str,
 )
 def test_bad_input_is_a_sentence(results, started, link, sentence):  # noqa: F811
-    test = game_page(**{"layer": "4", "tab": "Causal check"} | link)
+    test = app("game", **{"layer": "4", "tab": "Causal check"} | link)
     assert not test.exception and sentence in words(test) and not started
 
 
@@ -236,7 +213,7 @@ def test_a_benchmark_without_rows_fails_with_its_sentence(results, monkeypatch):
     failed = Job("x", work.target, work.title, ["python", "-m", *work.arguments], results, "failed", "MMLU has no data here")
     known_jobs(monkeypatch, failed)
     monkeypatch.setattr("gamelora.jobs.log_tail", lambda *_, **__: "")
-    test = game_page(layer="3", tab="Causal check", check_bench="mmlu", check_heads="L3H0")
+    test = app("game", layer="3", tab="Causal check", check_bench="mmlu", check_heads="L3H0")
     assert "MMLU has no data here" in words(test) and "retry_check" in [button.key for button in test.button]
 
 
@@ -245,7 +222,7 @@ def test_a_benchmark_without_rows_fails_with_its_sentence(results, monkeypatch):
 
 def test_one_head_a_layer_is_a_sentence(results):
     synthetic_result(n_layers=2, n_heads=1, n_kv_heads=1, name="one", source="/m").save(results / "one.npz")
-    test = game_page(a="one")
+    test = app("game", a="one")
     assert fine(test) and "has one head a layer: there is no one to overlap with" in words(test)
 
 
@@ -255,9 +232,9 @@ def test_a_broken_layer_names_its_heads_and_spoils_no_other(results):
         sums[:, 2, 1, :] = np.nan
         sums[:, 2, :, 1] = np.nan
     broken.save(results / f"{DEFAULT}.npz")
-    test = game_page(layer="2")
+    test = app("game", layer="2")
     assert fine(test) and "layer 2: G or the benefits are not finite at heads" in words(test)
-    other = game_page(layer="4")
+    other = app("game", layer="4")
     assert fine(other) and "G of layers 2 is not finite" in words(other) and "Price of anarchy" in numbers(other)
 
 
@@ -266,16 +243,16 @@ def test_a_merged_result_says_that_one_text_is_wanted(results):
     merged.provenance["text"] = {"merged": [merged.provenance["text"]] * 2}
     merged.save(results / f"{DEFAULT}.npz")
     for tab in TABS:
-        assert fine(game_page(tab=tab, benefits="measured", vif="1.05"))
-    assert "merged from several texts; a causal check wants one" in words(game_page(tab="Causal check"))
+        assert fine(app("game", tab=tab, benefits="measured", vif="1.05"))
+    assert "merged from several texts; a causal check wants one" in words(app("game", tab="Causal check"))
 
 
 def test_names_with_every_sign_are_shown_as_they_are(results):
     name = "my_model#1 50%&[x] $a$ *b* <i>"
     synthetic_result(**SHAPE, name=name, source="/m").save(results / "signs.npz")
     for tab in TABS:
-        assert fine(game_page(a="signs", tab=tab))
-    assert name in words(game_page(a="signs", tab="Data"))
+        assert fine(app("game", a="signs", tab=tab))
+    assert name in words(app("game", a="signs", tab="Data"))
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------------
@@ -290,18 +267,18 @@ def evaluated(workspace, result, value, name="builtin_mc", score="builtin_mc1", 
 
 
 def test_without_evaluations_a_sentence_links_to_them(results):
-    assert "Evaluate some; each becomes a point here" in words(game_page(tab="Errors"))
+    assert "Evaluate some; each becomes a point here" in words(app("game", tab="Errors"))
 
 
 def test_price_stands_against_the_rate_and_four_checkpoints_make_a_line(results, workspace):
     evaluated(workspace, synthetic_result(**SHAPE), 0.4)
-    test = game_page(tab="Errors", layer="3")
+    test = app("game", tab="Errors", layer="3")
     assert fine(test) and "1 checkpoint has both a bounded price in this layer and an evaluation" in words(test)
     for seed in range(2, 6):
         result = synthetic_result(**SHAPE, seed=seed, name=f"m{seed}", source=f"/m{seed}")
         result.save(results / f"m{seed}.npz")
         evaluated(workspace, result, 0.1 * seed)
-    test = game_page(tab="Errors", layer="1")
+    test = app("game", tab="Errors", layer="1")
     assert fine(test) and "across 5 checkpoints (slope" in words(test) and "price of anarchy" in words(test)
 
 
@@ -346,12 +323,7 @@ def test_without_a_gauge_check_there_is_one_button(results, started):  # noqa: F
 def test_coalitions_use_the_measured_gauge_noise(results):
     result = synthetic_result(**SHAPE)
     moves = keep_gauge(result)
-    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
-    test.query_params["layer"] = "4"
-    test.run()
-    test.switch_page("pages/coalitions.py")
-    test.query_params["layer"] = "4"
-    test.run()
+    test = app("coalitions", layer="4")
     assert f"gauge noise {moves.level[4][0, 4]:.2g}, measured" in words(test)
 
 
@@ -361,7 +333,7 @@ def test_coalitions_use_the_measured_gauge_noise(results):
 def test_a_link_opens_its_view_and_the_view_writes_its_link(results):
     link = {"a": "adapted", "b": DEFAULT, "layer": "2", "benefits": "measured", "head": "4", "vif": "2.0", "low": "0.003"}
     link |= {"check": "coalition", "check_coalition": "1", "check_mode": "mean", "check_of": "B", "coupling": "invariant"}
-    test = game_page(tab="Causal check", **link)
+    test = app("game", tab="Causal check", **link)
     assert {key: str(test.session_state[key]) for key in link} == link
     test.select_slider(key="layer").set_value(3).run()
     test.selectbox(key="head").set_value(7).run()

@@ -4,19 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from analysis.hallucination.evaluation import stored_evaluations
 from analysis.hallucination.places import data_folder
 from analysis.progress import Progress
 from gamelora import jobs
-from tests.conftest import ROOT
 from tests.hallucination_workspace import EVERY, evaluated_checkpoint
 from tests.made_up_runs import made_up_run
 from tests.synthetic import synthetic_result
-from tests.test_pages import DEFAULT, job, known_jobs, started, words  # noqa: F401
+from tests.test_pages import DEFAULT, app, fine, job, known_jobs, started, words  # noqa: F401
 
-PAGE = "pages/hallucination.py"
 TABS = ["Scores", "Errors by item", "Gain and cost", "Items", "Export"]
 ALL = ",".join(EVERY)
 STEPS = [f"/runs/other/step-{step}" for step in (20, 40, 60)]
@@ -38,22 +35,6 @@ def evaluated(results):
     return results
 
 
-def page(**link):
-    """The page, opened by a link."""
-    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
-    test.query_params.update(link)
-    test.run()
-    test.switch_page(PAGE)
-    test.query_params.update(link)
-    if "tab" in link:
-        test.session_state["tab"] = link["tab"]
-    return test.run()
-
-
-def fine(test):
-    return not test.exception and not test.error
-
-
 def table(test, column):
     return next(frame.value for frame in test.dataframe if column in frame.value)
 
@@ -66,7 +47,7 @@ def link_of(test):
 
 
 def test_a_first_visit_offers_the_built_in_suite_with_its_cost(results, started):  # noqa: F811
-    test = page()
+    test = app("hallucination")
     said = words(test)
     assert fine(test) and "SmolLM2-135M-Instruct** has not been evaluated on built-in judged QA" in said
     assert "for the default model on one core" in said and "network" not in said
@@ -79,7 +60,7 @@ def test_a_first_visit_offers_the_built_in_suite_with_its_cost(results, started)
 def test_each_chosen_checkpoint_becomes_a_job(results, monkeypatch):
     asked = []
     monkeypatch.setattr(jobs, "start", lambda target, title, arguments: asked.append((target, arguments)))
-    test = page(b="adapted", items="7", coupling="invariant", tasks="memo_trap,builtin")
+    test = app("hallucination", b="adapted", items="7", coupling="invariant", tasks="memo_trap,builtin")
     test.button(key="evaluate").click().run()
     assert len({target for target, _ in asked}) == 2
     assert [any(part == "--adapter=/runs/laptop" for part in arguments) for _, arguments in asked] == [False, True]
@@ -88,7 +69,7 @@ def test_each_chosen_checkpoint_becomes_a_job(results, monkeypatch):
 
 
 def test_benchmarks_from_the_hub_say_that_they_need_the_network(results):
-    said = words(page(tasks="truthfulqa_mc"))
+    said = words(app("hallucination", tasks="truthfulqa_mc"))
     assert "network is needed for hub truthfulqa/truthful_qa" in said
 
 
@@ -97,14 +78,14 @@ def target_of(monkeypatch):
     asked = []
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "start", lambda target, *_: asked.append(target))
-        page().button(key="evaluate").click().run()
+        app("hallucination").button(key="evaluate").click().run()
     return asked[0]
 
 
 def test_a_live_job_shows_every_benchmark(results, monkeypatch):
     progress = Progress("scoring built-in multiple choice", 30, 120, "request", 1.0, 0.0)
     known_jobs(monkeypatch, job("running", target_of(monkeypatch), progress=progress, started=0.0))
-    test = page()
+    test = app("hallucination")
     said = words(test)
     assert fine(test) and "judged QA: done · built-in multiple choice: at work · built-in memorization traps: waiting" in said
     assert "evaluate" not in [button.key for button in test.button]
@@ -112,7 +93,7 @@ def test_a_live_job_shows_every_benchmark(results, monkeypatch):
 
 def test_waiting_jobs_are_one_line_and_all_can_be_stopped(results, monkeypatch):
     known_jobs(monkeypatch, job("queued", target_of(monkeypatch)))
-    test = page()
+    test = app("hallucination")
     assert fine(test) and "Waiting for their turn: SmolLM2-135M-Instruct." in words(test)
     stopped = []
     monkeypatch.setattr(jobs, "stop", lambda job_id, **_: stopped.append(job_id))
@@ -125,7 +106,7 @@ def test_a_failed_job_says_why_and_can_be_tried_again(results, monkeypatch, erro
     failed = job("failed", target_of(monkeypatch), error=error)
     known_jobs(monkeypatch, failed)
     monkeypatch.setattr(jobs, "log_tail", lambda *_, **__: "last words")
-    test = page()
+    test = app("hallucination")
     assert not test.exception and next(element.value.replace("\\", "") for element in test.error).endswith(error)
     asked = []
     monkeypatch.setattr(jobs, "start", lambda target, *_: asked.append(target))
@@ -137,7 +118,7 @@ def test_a_runs_checkpoints_join_with_one_click(results, monkeypatch):
     made_up_run("first", checkpoints=[4, 8, 10])
     asked = []
     monkeypatch.setattr(jobs, "start", lambda target, title, arguments: asked.append(arguments))
-    test = page(a="first step 4")
+    test = app("hallucination", a="first step 4")
     assert fine(test) and "first step 4** has not been evaluated" in words(test)
     test.button(key="add_first").click().run()
     assert "3 checkpoints** have not been evaluated" in words(test)
@@ -150,7 +131,7 @@ def test_a_runs_checkpoints_join_with_one_click(results, monkeypatch):
 
 
 def test_five_checkpoints_give_a_fit_in_words(evaluated):
-    test = page(b="adapted", tasks=ALL)
+    test = app("hallucination", b="adapted", tasks=ALL)
     said = words(test)
     assert fine(test) and "across 5 checkpoints (slope" in said and "exact permutation p =" in said
     assert "evaluate" not in [button.key for button in test.button]
@@ -158,9 +139,9 @@ def test_five_checkpoints_give_a_fit_in_words(evaluated):
 
 
 def test_fewer_than_four_checkpoints_get_points_and_what_is_missing(evaluated):
-    known = page(b="adapted", tasks=ALL)
+    known = app("hallucination", b="adapted", tasks=ALL)
     two = ",".join(known.session_state["points"][:2])
-    test = page(tasks=ALL, points=two)
+    test = app("hallucination", tasks=ALL, points=two)
     assert fine(test) and "No line is drawn" in words(test) and "evaluate 2 more" in words(test)
 
 
@@ -170,15 +151,15 @@ def test_gamma_of_a_layer_and_normalized_are_what_they_say(evaluated):
         ({"gamma_of": "5", "scale": "normalized"}, "Γ / √(H(H − 1)), layer 5, paper coupling"),
         ({"gamma_of": "77"}, "Γ(G), mean over layers, paper coupling"),
     ]:
-        test = page(tasks=ALL, **link)
+        test = app("hallucination", tasks=ALL, **link)
         axis = json.loads(test.get("plotly_chart")[0].proto.spec)["layout"]["xaxis"]
         assert fine(test) and axis["title"]["text"] == said
 
 
 def test_a_coupling_that_was_not_measured_is_offered(results):
     evaluated_checkpoint(0, benchmarks=("memo_trap",), couplings=("paper",))
-    assert "and this coupling" not in words(page(tasks="memo_trap"))
-    test = page(tasks="memo_trap", coupling="invariant")
+    assert "and this coupling" not in words(app("hallucination", tasks="memo_trap"))
+    test = app("hallucination", tasks="memo_trap", coupling="invariant")
     assert fine(test) and "and this coupling" in words(test) and "No scatter" in words(test)
     assert "value" in table(test, "value"), "the scores are shown all the same"
 
@@ -189,11 +170,11 @@ def test_a_coupling_that_was_not_measured_is_offered(results):
 @pytest.mark.parametrize("tab", TABS)
 @pytest.mark.parametrize("tasks", [ALL, "memo_trap", "halueval_qa,mmlu"])
 def test_every_tab_draws(evaluated, tab, tasks):
-    assert fine(page(b="adapted", tasks=tasks, tab=tab))
+    assert fine(app("hallucination", b="adapted", tasks=tasks, tab=tab))
 
 
 def test_the_score_table_is_that_of_the_library(evaluated):
-    test = page(b="adapted", tasks=ALL, tab="Scores")
+    test = app("hallucination", b="adapted", tasks=ALL, tab="Scores")
     shown = table(test, "value").set_index(["title", "checkpoint"])
     for stored in stored_evaluations()[0]:
         adapter = stored.provenance["adapter"]
@@ -213,20 +194,20 @@ def test_the_score_table_is_that_of_the_library(evaluated):
 
 
 def test_another_baseline_turns_the_change_round(evaluated):
-    test = page(b="adapted", tasks="memo_trap", tab="Scores", baseline="SmolLM2-135M-Instruct + laptop")
+    test = app("hallucination", b="adapted", tasks="memo_trap", tab="Scores", baseline="SmolLM2-135M-Instruct + laptop")
     shown = table(test, "value").set_index("checkpoint")
     assert np.isnan(shown.loc["+ laptop", "change"]) and shown.loc["SmolLM2-135M-Instruct", "change"] > 0
 
 
 def test_the_built_in_suite_has_no_paper_column(results):
     evaluated_checkpoint(0, benchmarks=("builtin_qa", "builtin_mc", "builtin_traps"))
-    test = page(tasks="builtin", tab="Scores")
+    test = app("hallucination", tasks="builtin", tab="Scores")
     assert "None of these benchmarks is in the paper's Table 1" in words(test)
     assert not any("paper" in column for column in table(test, "value"))
 
 
 def test_items_are_analysed_with_sign_null_and_what_yes_means(evaluated):
-    test = page(tasks=ALL, tab="Errors by item", score="halueval_qa", gamma_of="5")
+    test = app("hallucination", tasks=ALL, tab="Errors by item", score="halueval_qa", gamma_of="5")
     said = words(test)
     assert fine(test) and "Strongest is layer 5: higher Gamma goes with more errors" in said
     assert "“yes” means hallucinated" in said and "6 shuffles of the heads give odds ratios from" in said
@@ -235,19 +216,19 @@ def test_items_are_analysed_with_sign_null_and_what_yes_means(evaluated):
 
 def test_a_benchmark_without_errors_is_a_sentence(results):
     evaluated_checkpoint(0, benchmarks=("memo_trap",), items=1)
-    test = page(tasks="memo_trap", items="1", tab="Errors by item")
+    test = app("hallucination", tasks="memo_trap", items="1", tab="Errors by item")
     assert fine(test) and "nothing tells errors from right answers" in words(test)
 
 
 def test_the_trade_off_needs_both_kinds(evaluated):
-    test = page(tasks=ALL, tab="Gain and cost")
+    test = app("hallucination", tasks=ALL, tab="Gain and cost")
     assert fine(test) and "On the front, which no other checkpoint beats in both" in words(test)
-    test = page(tasks="memo_trap", tab="Gain and cost")
+    test = app("hallucination", tasks="memo_trap", tab="Gain and cost")
     assert fine(test) and "no knowledge benchmark" in words(test).lower() and "knowledge suite" in words(test)
 
 
 def test_the_browser_shows_what_each_checkpoint_answered(evaluated):
-    test = page(b="adapted", tasks=ALL, tab="Items", score="memo_trap", which="checkpoints disagree")
+    test = app("hallucination", b="adapted", tasks=ALL, tab="Items", score="memo_trap", which="checkpoints disagree")
     answers = table(test, "Answer")
     assert fine(test) and len(answers) == 5 and set(answers["Score"]) == {0.0, 1.0}
     before = test.session_state["row"]
@@ -255,7 +236,7 @@ def test_the_browser_shows_what_each_checkpoint_answered(evaluated):
     following.click().run()
     assert test.session_state["row"] > before and link_of(test)["row"] == str(test.session_state["row"])
     assert any(f"Question {test.session_state['row']}:" in code.value for code in test.code)
-    empty = page(tasks=ALL, tab="Items", which="not scored")
+    empty = app("hallucination", tasks=ALL, tab="Items", which="not scored")
     assert fine(empty) and "There is no item of the kind" in words(empty)
 
 
@@ -265,7 +246,7 @@ def test_a_checkpoint_without_a_score_or_without_both_outcomes_breaks_nothing(re
     evaluated_checkpoint(0, always=value)
     for number, adapter in enumerate(["/runs/laptop", *STEPS], start=1):
         evaluated_checkpoint(number, adapter)
-    test = page(b="adapted", tasks=ALL, tab=tab, score="memo_trap")
+    test = app("hallucination", b="adapted", tasks=ALL, tab=tab, score="memo_trap")
     said = words(test)
     assert fine(test)
     if tab == "Scores":
@@ -283,17 +264,17 @@ def test_a_checkpoint_without_a_score_or_without_both_outcomes_breaks_nothing(re
 
 def test_a_link_opens_its_view_and_the_view_writes_its_link(evaluated):
     link = {"tasks": "memo_trap,mmlu", "gamma_of": "3", "scale": "normalized", "coupling": "invariant", "score": "mmlu"}
-    test = page(tab="Errors by item", **link)
+    test = app("hallucination", tab="Errors by item", **link)
     assert fine(test)
     written = link_of(test)
     assert {key: written[key] for key in link} == link
     test.session_state["points"] = test.session_state["points"][:4]
     test.run()
-    assert len(link_of(test)["points"].split(",")) == 4 and fine(page(**link_of(test)))
+    assert len(link_of(test)["points"].split(",")) == 4 and fine(app("hallucination", **link_of(test)))
 
 
 def test_what_a_link_asks_for_and_is_not_there_is_said(evaluated):
-    test = page(points="nobody", tasks="nothing", items="many")
+    test = app("hallucination", points="nobody", tasks="nothing", items="many")
     said = words(test)
     assert fine(test)
     for sentence in ("the checkpoint nobody", "the benchmark nothing", "items many, which is no number from 1"):
@@ -301,10 +282,10 @@ def test_what_a_link_asks_for_and_is_not_there_is_said(evaluated):
 
 
 def test_nothing_chosen_is_a_sentence(evaluated):
-    test = page(tasks=ALL)
+    test = app("hallucination", tasks=ALL)
     test.multiselect(key="points").set_value([]).run()
     assert fine(test) and "Choose a checkpoint above" in words(test)
-    test = page(tasks=ALL)
+    test = app("hallucination", tasks=ALL)
     test.multiselect(key="tasks").set_value([]).run()
     assert fine(test) and "Choose a benchmark above" in words(test)
 
@@ -312,11 +293,11 @@ def test_nothing_chosen_is_a_sentence(evaluated):
 def test_the_data_folder_is_a_setting_of_the_workspace(results, tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "memo_trap.jsonl").write_text("{}")
-    test = page(tasks="memo_trap")
+    test = app("hallucination", tasks="memo_trap")
     field = next(one for one in test.text_input if one.label == "Data folder")
     field.set_value(str(tmp_path / "rows")).run()
     assert fine(test) and data_folder() == tmp_path / "rows"
-    test = page(tasks="memo_trap")
+    test = app("hallucination", tasks="memo_trap")
     assert "network" not in words(test)
     field = next(one for one in test.text_input if one.label == "Data folder")
     field.set_value(str(tmp_path / "none")).run()
@@ -326,7 +307,7 @@ def test_the_data_folder_is_a_setting_of_the_workspace(results, tmp_path):
 def test_a_damaged_evaluation_is_named_and_hides_no_other(evaluated):
     (evaluated / "evaluations" / "00-memo_trap" / "memo_trap.items.parquet").write_bytes(b"PAR1 no")
     (evaluated / "evaluations" / "01-memo_trap" / "memo_trap.json").write_text("{")
-    test = page(tasks="memo_trap")
+    test = app("hallucination", tasks="memo_trap")
     said = words(test)
     assert fine(test) and "memo_trap.items.parquet is missing or damaged" in said and "memo_trap.json is damaged" in said
     assert len(table(test, "value")) == 3
@@ -337,7 +318,7 @@ def test_checkpoints_scored_on_other_rows_are_refused_by_name(results):
     evaluated_checkpoint(1, "/runs/laptop", benchmarks=("memo_trap",))
     path = results / "evaluations" / "01-memo_trap" / "memo_trap.json"
     path.write_text(path.read_text().replace("0" * 63 + "0", "f" * 64))
-    test = page(b="adapted", tasks="memo_trap", tab="Scores")
+    test = app("hallucination", b="adapted", tasks="memo_trap", tab="Scores")
     assert fine(test) and "scored on different items of MemoTrap" in words(test)
     assert len(table(test, "value")) == 2 and "change" not in table(test, "value"), "the scores are shown all the same"
 
@@ -345,7 +326,7 @@ def test_checkpoints_scored_on_other_rows_are_refused_by_name(results):
 def test_two_checkpoints_of_one_name_are_told_apart(results):
     for number, place in enumerate(("/a/tuned", "/b/tuned")):
         evaluated_checkpoint(number, place, benchmarks=("memo_trap",))
-    shown = table(page(tasks="memo_trap", tab="Scores"), "value")["checkpoint"]
+    shown = table(app("hallucination", tasks="memo_trap", tab="Scores"), "value")["checkpoint"]
     assert shown.nunique() == 2 and all("tuned [" in name for name in shown)
 
 
@@ -353,5 +334,5 @@ def test_names_with_every_sign_are_shown_as_they_are(results):
     for number, name in enumerate(("/m/a_b#1 50%&[x] $a$ *b* <i>", "/m/other")):
         evaluated_checkpoint(number, benchmarks=EVERY, source=name, name=name, kind="folder")
     for tab in TABS:
-        test = page(tasks=ALL, tab=tab)
+        test = app("hallucination", tasks=ALL, tab=tab)
         assert fine(test), tab

@@ -16,21 +16,31 @@ from tests.conftest import ROOT
 from tests.synthetic import synthetic_result
 
 DEFAULT = "SmolLM2-135M-Instruct-builtin-2048"
-PAGES = {"overview": "pages/overview.py", "interaction": "pages/interaction.py"}
+BASIC = ("overview", "interaction")  # pages without tests of their own
 
 
 def app(page="overview", **link):
     """The app on one page, opened by a link."""
-    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=120)
-    for key, value in link.items():
-        test.query_params[key] = value
+    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
+    test.query_params.update(link)
     test.run()
     if page != "overview":
-        test.switch_page(PAGES[page])
-        for key, value in link.items():
-            test.query_params[key] = value
+        test.switch_page(f"pages/{page}.py")
+        test.query_params.update(link)
+        if "tab" in link:
+            test.session_state["tab"] = link["tab"]
         test.run()
     return test
+
+
+def fine(test):
+    """Whether the page drew without an error."""
+    return not test.exception and not test.error
+
+
+def numbers(test):
+    """The page's metrics by label."""
+    return {metric.label: metric.value for metric in test.metric}
 
 
 def words(test):
@@ -78,7 +88,7 @@ def started(monkeypatch):
 # --- results on screen ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", BASIC)
 @pytest.mark.parametrize("link", [{}, {"b": "adapted"}, {"a": "adapted", "coupling": "invariant"}], ids=str)
 def test_pages_draw_one_and_two_checkpoints(results, started, page, link):
     test = app(page, **link)
@@ -179,7 +189,7 @@ def test_different_texts_are_said(results):
 
 def test_one_head_and_one_layer_are_no_trouble(results):
     synthetic_result(n_layers=1, n_heads=1, n_kv_heads=1, name="one", source="/m").save(results / "one.npz")
-    for page in PAGES:
+    for page in BASIC:
         test = app(page, a="one")
         assert not test.exception and not test.error
     assert "Strongest pair none" in words(test)
@@ -203,7 +213,7 @@ def test_a_result_with_one_coupling_is_shown_with_it_and_says_so(results):
 def test_names_with_every_sign_are_shown_as_they_are(results):
     name = "my_model#1 50%&[x]\\y $a$ *b*"
     synthetic_result(n_layers=6, name=name, source="/m").save(results / "signs.npz")
-    for page in PAGES:
+    for page in BASIC:
         test = app(page, a="signs")
         assert not test.exception and name.replace("\\", "") in words(test)
 

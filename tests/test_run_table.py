@@ -1,6 +1,7 @@
 """Runs side by side: rows that are right, rows of broken runs, filter, sort, tags, differences of settings, curves to draw."""
 
 import errno
+import functools
 import io
 import json
 import os
@@ -84,6 +85,11 @@ def test_a_killed_run_is_failed_with_its_reason(workspace):
 NEWER = json.dumps({"format": 99, "state": "finished"})
 
 
+def alter_status(run, name, value):
+    path = run.folder / "status.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -92,7 +98,16 @@ NEWER = json.dumps({"format": 99, "state": "finished"})
         (lambda run: (run.folder / "status.json").unlink(), "the status of run 'bad' cannot be read"),
         (lambda run: (run.folder / "config.yaml").write_text("r: [1"), "is not readable YAML"),
         (lambda run: (run.folder / "config.yaml").write_text("new_setting: 1"), "there is no setting 'new_setting'"),
-        (lambda run: (run.folder / "config.yaml").write_bytes(b"\xff\xfe\xff"), "decode"),
+        (lambda run: (run.folder / "config.yaml").write_bytes(b"\xff\xfe\xff"), "the config.yaml of run 'bad' cannot be used"),
+        (lambda run: (run.folder / "config.yaml").write_text(" \n"), "the file is empty"),
+        (lambda run: (run.folder / "status.json").write_text("[1]"), "holds no format and state"),
+        *[
+            (functools.partial(alter_status, name=name, value=value), f"its {name} is {value!r}")
+            for name, value in {"step": "seven", "steps": 2.5, "notes": 5, "design_layers": 5, "latest": [], "reason": 3}.items()
+        ],
+        (functools.partial(alter_status, name="step", value=-3), "at step -3 of"),
+        (functools.partial(alter_status, name="step", value=10**6), "at step 1000000 of"),
+        (lambda run: append(run, b"[" * 100_000 + b"\n", b'{"step": true}\n'), "2 lines of its metrics are damaged"),
         (lambda run: append(run, b'{"step": 3, "lo\n', b"[]\n"), "2 lines of its metrics are damaged and left out."),
         (lambda run: append(run, b'{"step": 3, "lo'), "The last line of its metrics was cut off and is left out."),
         (lambda run: shutil.rmtree(run.adapter), "Its adapter was deleted; checkpoint 10 is still there."),

@@ -206,11 +206,15 @@ def test_another_base_model_is_refused_on_resume(model, workspace, monkeypatch, 
     shutil.copytree(model, base)
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
-        start_run("run", settings(base))
+        before = start_run("run", settings(base)).status()
     shutil.rmtree(base)
     save_folder(text_model(num_hidden_layers=2, seed=5), base)
     with pytest.raises(ValueError, match="another model"):
         resume_run("run")
+    after = Run.open("run").status()
+    assert after["state"] == "failed" and "another model" in after["reason"]
+    kept = before.keys() - {"state", "reason", "updated"}
+    assert before["step"] == 1 and {name: after[name] for name in kept} == {name: before[name] for name in kept}
 
 
 def test_a_finished_run_an_unknown_one_and_a_taken_name(finished, model, monkeypatch):
@@ -312,7 +316,9 @@ def test_out_of_memory_says_what_to_try(changes, remedy, model, workspace, monke
 def test_a_config_that_does_not_fit_leaves_a_failed_run_with_the_reason(model, workspace):
     cases = [
         ({"design_layers": [7]}, "it has 0, 1; the default is 1"),
-        ({"target_modules": ["nothing"]}, "do not fit"),
+        ({"target_modules": ["nothing"]}, r"target_modules name no module of \w+: 'nothing'"),
+        ({"target_modules": ["q_proj", "o_porj"]}, r"name no module of \w+: 'o_porj' \(nearest: o_proj"),
+        ({"modules_to_save": ["nothing"]}, "modules_to_save name no module"),
         ({"target_modules": ["q_proj"]}, "leave it frozen"),
         ({"text": "/nowhere.txt"}, "there is no text"),
         ({"report_to": ["wandb"]}, "wandb, which is not installed"),

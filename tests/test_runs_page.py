@@ -16,22 +16,8 @@ from gamelora.run_tags import read_tags, write_tags
 from tests.conftest import ROOT
 from tests.made_up_runs import made_up_run
 from tests.synthetic import synthetic_result
-from tests.test_pages import DEFAULT, started, words  # noqa: F401
+from tests.test_pages import DEFAULT, app, fine, started, words  # noqa: F401
 from tests.test_run_metrics import append
-
-
-def runs_page(**link):
-    """The page, opened by a link."""
-    test = AppTest.from_file(str(ROOT / "app.py"), default_timeout=180)
-    test.query_params.update(link)
-    test.run()
-    test.switch_page("pages/runs.py")
-    test.query_params.update(link)
-    return test.run()
-
-
-def fine(test):
-    return not test.exception and not test.error
 
 
 def rows(test):
@@ -64,13 +50,13 @@ def three(results):
 
 
 def test_an_empty_workspace_says_what_to_do(results):
-    test = runs_page()
+    test = app("runs")
     assert fine(test) and "There is no run in this workspace yet." in words(test)
     assert test.button(key="first_run").label == "Set up a fine-tune"
 
 
 def test_every_run_is_a_row_newest_first_and_drawn(three):
-    test = runs_page()
+    test = app("runs")
     assert fine(test)
     table = rows(test)
     assert table.index.tolist() == ["beta", "gamma", "alpha"]
@@ -83,7 +69,7 @@ def test_every_run_is_a_row_newest_first_and_drawn(three):
 
 
 def test_filter_and_sort_are_in_the_link_and_come_from_it(three):
-    test = runs_page(find="game", sort="final_ce", order="ascending")
+    test = app("runs", find="game", sort="final_ce", order="ascending")
     assert fine(test) and rows(test).index.tolist() == ["beta", "gamma"][::1]
     test.text_input(key="find").set_value("").run()
     assert rows(test).index.tolist() == ["beta", "gamma", "alpha"]
@@ -97,29 +83,29 @@ def test_filter_and_sort_are_in_the_link_and_come_from_it(three):
 
 
 def test_a_link_opens_its_view(three):
-    test = runs_page(runs=["gamma", "beta"], metric="loss/bt", smooth="0.9", of_run="gamma")
+    test = app("runs", runs=["gamma", "beta"], metric="loss/bt", smooth="0.9", of_run="gamma")
     assert fine(test) and curves(test) == ["beta", "beta", "gamma", "gamma"], "each with its unsmoothed curve below it"
     assert test.session_state["of_run"] == "gamma" and "gamma: disk full" in words(test)
     assert test.selectbox(key="metric").value == "loss/bt" and test.select_slider(key="smooth").value == 0.9
 
 
 def test_a_link_to_what_is_not_here_says_so(three):
-    test = runs_page(runs=["gone"], metric="odd", smooth="7", sort="x")
+    test = app("runs", runs=["gone"], metric="odd", smooth="7", sort="x")
     said = words(test)
     assert fine(test) and "The link asks for gone, which is not in this workspace." in said and "sort x" in said
     assert "Choose runs by the boxes" in said
-    assert "metric odd" in words(runs_page(metric="odd"))
+    assert "metric odd" in words(app("runs", metric="odd"))
 
 
 def test_a_run_without_metrics_and_a_queued_one_are_no_trouble(results):
     run = made_up_run("new", "failed", done=0)
     (run.folder / "metrics.jsonl").unlink()
-    test = runs_page(runs=["new"])
+    test = app("runs", runs=["new"])
     assert fine(test) and "has written a metric yet" in words(test)
 
 
 def test_new_points_and_new_runs_are_seen_on_the_next_draw(three):
-    test = runs_page()
+    test = app("runs")
     before = rows(test).loc["gamma", "final_ce"]
     run = made_up_run("late")
     append(run, {"step": 11, "time": 1.0, "eval_loss": 1.25})
@@ -145,7 +131,7 @@ def test_new_points_and_new_runs_are_seen_on_the_next_draw(three):
 def test_a_broken_run_says_so_on_its_row_and_can_be_chosen(damage, said, three, workspace):
     damage(made_up_run("broken", seed=9))
     name = next(folder.name for folder in (workspace / "runs").glob("bro*"))
-    test = runs_page(runs=[name, "beta"], of_run=name)
+    test = app("runs", runs=[name, "beta"], of_run=name)
     assert fine(test)
     table = rows(test)
     assert said in table.loc[name, "note"] and len(table) == 4
@@ -160,7 +146,7 @@ def test_a_workspace_that_takes_no_writing_shows_all_and_refuses_with_the_reason
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("analysis.workspace.tempfile.mkstemp", refuse)
-    test = runs_page(of_run="alpha")
+    test = app("runs", of_run="alpha")
     assert fine(test) and len(rows(test)) == 3
     test.multiselect(key="tags_of_alpha").set_value(["good", "better"]).run()
     test.button(key="save_tags").click().run()
@@ -172,7 +158,7 @@ def test_a_workspace_that_takes_no_writing_shows_all_and_refuses_with_the_reason
 
 
 def test_tags_are_saved_and_shown(three, workspace):
-    test = runs_page(of_run="alpha")
+    test = app("runs", of_run="alpha")
     assert test.button(key="save_tags").disabled
     test.multiselect(key="tags_of_alpha").set_value([]).run()
     test.button(key="save_tags").click().run()
@@ -180,7 +166,7 @@ def test_tags_are_saved_and_shown(three, workspace):
 
 
 def test_delete_asks_once_and_removes_the_run(three, workspace):
-    test = runs_page(of_run="gamma")
+    test = app("runs", of_run="gamma")
     assert "Delete gamma with its checkpoints" in words(test).replace("**", "") and (workspace / "runs" / "gamma").is_dir()
     test.button(key="delete_it").click().run()
     assert fine(test) and not (workspace / "runs" / "gamma").exists()
@@ -189,7 +175,7 @@ def test_delete_asks_once_and_removes_the_run(three, workspace):
 
 def test_the_downloads_are_there_where_there_is_something_to_take(three):
     def offered(run):
-        found = {button.proto.label: button.proto.disabled for button in runs_page(of_run=run).get("download_button")}
+        found = {button.proto.label: button.proto.disabled for button in app("runs", of_run=run).get("download_button")}
         return {label: not disabled for label, disabled in found.items()}
 
     assert offered("beta") == {
@@ -207,21 +193,21 @@ def test_the_downloads_are_there_where_there_is_something_to_take(three):
 
 
 def test_a_merged_model_is_made_by_a_job_and_says_where_it_lies(three, workspace, started):  # noqa: F811
-    test = runs_page(of_run="beta")
-    assert "about 513 MiB" in words(test)
+    test = app("runs", of_run="beta")
+    assert "about 0.50 GiB" in words(test)
     test.button(key="merge").click().run()
     assert [target for target, _ in started] == ["merge:beta"] and started[0][1][:3] == ["gamelora", "merge", "beta"]
     folder = workspace / "merged" / "beta"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(b"x" * 2048)
-    test = runs_page(of_run="beta")
+    test = app("runs", of_run="beta")
     assert fine(test) and "Merged model, 2 KiB, lies in" in words(test) and str(folder) in [code.value for code in test.code]
     test.button(key="remove_merged").click().run()
     assert fine(test) and not folder.exists()
 
 
 def test_open_in_train_goes_there_with_the_run(three):
-    test = runs_page(of_run="beta")
+    test = app("runs", of_run="beta")
     test.button(key="open_train").click().run()
     assert not test.exception and test.session_state["run"] == "beta"
 
@@ -230,7 +216,7 @@ def test_open_in_train_goes_there_with_the_run(three):
 
 
 def test_analyse_starts_what_is_missing_and_opens_base_and_adapter(three, workspace, started):  # noqa: F811
-    test = runs_page(of_run="beta")
+    test = app("runs", of_run="beta")
     test.button(key="analyse").click().run()
     assert not test.exception
     assert [target.startswith("interaction:SmolLM2-135M-Instruct-") for target, _ in started] == [True], "the base is measured"
@@ -241,12 +227,12 @@ def test_analyse_starts_what_is_missing_and_opens_base_and_adapter(three, worksp
 
 
 def test_a_run_without_an_adapter_offers_its_newest_step_and_one_without_any_offers_nothing(three, started):  # noqa: F811
-    test = runs_page(of_run="gamma")
+    test = app("runs", of_run="gamma")
     assert test.button(key="analyse").label == "Analyse base and step 4"
     test.button(key="analyse").click().run()
     assert test.session_state["b"] == "gamma step 4"
     made_up_run("none", "failed", done=1)
-    assert runs_page(runs=["none"]).button(key="analyse").disabled
+    assert app("runs", runs=["none"]).button(key="analyse").disabled
 
 
 def adapter_result(run, results, **settings):
@@ -294,10 +280,10 @@ def test_the_selectivity_of_a_measured_adapter_is_in_its_row(three, results, wor
     from analysis.compare import compare
     from gamelora.runs import Run
 
-    assert rows(runs_page()).loc["beta", "selectivity"] is not None
+    assert rows(app("runs")).loc["beta", "selectivity"] is not None
     adapter_result(Run.open("beta"), results)
     expected = compare(synthetic_result(n_layers=6), synthetic_result(n_layers=6, seed=1), permutations=99).overall.selectivity
-    table = rows(runs_page())
+    table = rows(app("runs"))
     assert table.loc["beta", "selectivity"] == pytest.approx(expected)
     assert table["selectivity"].isna().tolist() == [False, True, True]
 
@@ -306,7 +292,7 @@ def test_a_job_that_trains_is_seen_live(three, monkeypatch):
     from tests.test_pages import job, known_jobs
 
     known_jobs(monkeypatch, job("running", "run:gamma"), job("queued", "run:next"))
-    test = runs_page(of_run="gamma", runs=["gamma", "next"])
+    test = app("runs", of_run="gamma", runs=["gamma", "next"])
     assert fine(test)
     table = rows(test)
     assert table.loc["gamma", "state"] == "running" and table.loc["next", "state"] == "queued"

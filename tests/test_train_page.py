@@ -120,7 +120,7 @@ def test_all_problems_stand_at_their_fields_at_once_and_nothing_can_start(small)
     ("values", "part"),
     [
         ({"design_layers": "7"}, "design_layers [7] are no attention layers"),
-        ({"target_modules": "nothing"}, "do not fit"),
+        ({"target_modules": "nothing"}, "name no module of"),
         ({"seq_len": "128", "eval_tokens": "128"}, "does not fit the model's window of 64"),
         ({"model": "/no/such/model"}, "/no/such/model does not exist"),
         ({"processes": 3}, "cannot be shared by 3 processes"),
@@ -310,6 +310,7 @@ def test_damaged_runs_say_what_is_wrong_and_the_rest_works(small):
     newer.write_status(format=99)
     odd = made_run("odd")
     (odd.folder / "config.yaml").write_text("stepz: 3")
+    (made_run("renamed").folder).rename(odd.folder.with_name("-dash"))
     half = made_run("half")
     with open(half.folder / "metrics.jsonl", "a") as file:
         file.write('nonsense\n{"step": 30, "lo')
@@ -319,6 +320,7 @@ def test_damaged_runs_say_what_is_wrong_and_the_rest_works(small):
     assert "1 damaged lines were skipped" in words(opened(well(train(run="half")), "Data"))
     for name in ("broken", "newer", "odd", "half"):
         assert not train(run=name).exception
+    assert "-dash" not in well(train()).selectbox(key="run").options
 
 
 def test_metrics_that_cannot_be_read_are_said_and_the_rest_works(small, monkeypatch):

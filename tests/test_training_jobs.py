@@ -17,6 +17,7 @@ from gamelora.job_processes import find_processes, signal_all, until
 from gamelora.memory import less_memory
 from gamelora.runs import Run
 from tests.job_helpers import ROOT, made_up_job, starter
+from tests.made_up_runs import made_up_run
 from tests.test_runs import command, settings, write_config
 from tests.tiny_files import save_folder, text_model
 
@@ -254,3 +255,14 @@ def test_a_run_of_a_command_line_can_be_asked_to_stop_but_not_killed(model, work
         assert run.stop_requested()
         with pytest.raises(ValueError, match=r"Ctrl\+C"):
             training_jobs.stop_now("mine")
+
+
+@pytest.mark.parametrize("name", ["lost", "-dash"])
+def test_what_cannot_be_read_can_be_deleted(name, workspace):
+    run = made_up_run("lost")
+    run.folder.rename(run.folder.with_name(name))
+    (workspace / "runs" / name / "config.yaml").unlink()
+    training_jobs.delete(name)
+    assert not (workspace / "runs" / name).exists() and not training_jobs.look_all()
+    with pytest.raises(ValueError, match="there is no run"):
+        training_jobs.delete(name)

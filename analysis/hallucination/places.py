@@ -6,6 +6,7 @@ The data folder is the one that a command names, else the one that was chosen fo
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from analysis.hallucination.benchmarks import BUILTIN_FOLDER, Benchmark
@@ -41,7 +42,7 @@ def use_data_folder(folder: str | Path) -> Path:
     if not str(folder).strip():
         (workspace_root() / _SETTING).unlink(missing_ok=True)
         return data_folder()
-    chosen = Path(str(folder).strip()).expanduser().resolve()
+    chosen = Path(os.path.expanduser(str(folder).strip())).resolve()
     if not chosen.is_dir():
         raise ValueError(f"there is no data folder {chosen}: give one that holds benchmark files such as memo_trap.jsonl.")
     write_record(workspace_root() / _SETTING, _KIND, {"folder": str(chosen)})
@@ -52,7 +53,7 @@ def rows_folder(benchmark: Benchmark, folder: str | Path | None = None) -> Path:
     """The folder that a benchmark's files are looked for in; `folder` is a data folder instead of the workspace's."""
     if benchmark.builtin:
         return BUILTIN_FOLDER
-    return Path(folder).expanduser().resolve() if folder else data_folder()
+    return Path(os.path.expanduser(folder)).resolve() if folder else data_folder()
 
 
 def local_file(benchmark: Benchmark, file: str, folder: str | Path | None = None) -> Path | None:
