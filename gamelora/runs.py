@@ -46,6 +46,7 @@ _TYPES |= dict.fromkeys(("notes", "design_layers"), list) | dict.fromkeys(("late
 _RESERVE_BYTES = 64 * 1024
 _NEW = ".new-"  # folders of runs in the making
 _LEFTOVER_SECONDS = 3600.0
+_LOCK_SECONDS = 1.0  # a page that asks whether a run is alive holds its lock for an instant
 KILLED = "The process ended without a word: it was killed, or the machine went down."
 
 
@@ -155,14 +156,19 @@ class Run:
         ValueError
             When the file is damaged or comes from a newer version.
         """
-        path = self.folder / "status.json"
+        status = self._written_status()
+        if status["state"] == "running" and not self.is_alive():
+            status = self._written_status()  # its last one may have come between the two
+            if status["state"] == "running":
+                status |= {"state": "failed", "reason": KILLED}
+        return status
+
+    def _written_status(self) -> dict[str, Any]:
         try:
-            status = json.loads(path.read_text(encoding="utf-8"))
+            status = json.loads((self.folder / "status.json").read_text(encoding="utf-8"))
             _check_status(status)
         except (OSError, RecursionError, ValueError) as error:
             raise ValueError(f"the status of run {self.name!r} cannot be read: {error}.") from error
-        if status["state"] == "running" and not self.is_alive():
-            status |= {"state": "failed", "reason": KILLED}
         return status
 
     def is_alive(self) -> bool:
@@ -247,14 +253,24 @@ class Run:
         """
         lock = os.open(self.folder / "alive", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"another process trains run {self.name!r} right now.") from None
+            until = time.monotonic() + _LOCK_SECONDS
+            while not _locked(lock):
+                if time.monotonic() > until:
+                    raise ValueError(f"another process trains run {self.name!r} right now.")
+                time.sleep(0.01)
             (self.folder / "stop").unlink(missing_ok=True)
             yield
         finally:
             os.close(lock)
+
+
+def _locked(handle: int) -> bool:
+    """Take the lock, unless somebody has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _check_status(status: Any) -> None:

@@ -128,18 +128,21 @@ def _state(job: Job | None, status: dict[str, Any], damage: str | None) -> tuple
 
 
 def start(name: str, config: GameLoraConfig, processes: int = 1) -> Job:
-    """Train a new run as a job; the live job when one works on that name already.
+    """Train a new run as a job; the live job when one does just that already.
 
     Raises
     ------
     ValueError
-        When the name cannot be used or is taken.
+        When the name cannot be used, is taken, or a job of other settings works on it.
     """
-    target = TARGET + safe_name(name, "run name")
+    target, arguments = TARGET + safe_name(name, "run name"), train_arguments(name, config, processes)
     live = jobs.live_job(target)
     if live is None and name in run_names():
         raise ValueError(f"there is a run {name!r} already: choose another name, or resume that one.")
-    return live or jobs.start(target, f"Train {name}", train_arguments(name, config, processes))
+    job = live or jobs.start(target, f"Train {name}", arguments)
+    if job.argv[2:] != arguments:
+        raise ValueError(f"run {name!r} has just been started with other settings: choose another name for these.")
+    return job
 
 
 def resume(name: str, changes: dict[str, Any] | None = None) -> Job:

@@ -19,6 +19,7 @@ from gamelora.evaluation_jobs import EvaluationRequest
 from gamelora.measurement_jobs import MeasurementRequest
 from gamelora.runs import run_names
 from gamelora.workspace_checkpoints import workspace_checkpoints
+from pages._attempt import refusal
 from pages._cache import Measurement
 from pages._frame import View
 from pages._widgets import plain
@@ -125,11 +126,8 @@ def _items_and_data() -> None:
         help="Holds files such as memo_trap.jsonl with the field names of the hub's datasets. A setting of this workspace, used "
         "by the command line too; empty is the folder data of the workspace.",
     )
-    if folder != str(data_folder()):
-        try:
-            use_data_folder(folder)
-        except ValueError as error:
-            st.error(plain(error))
+    if folder != str(data_folder()) and (said := refusal(use_data_folder, folder)):
+        st.error(plain(said))
     st.table(
         {"": {benchmark.title: plain(rows_from(benchmark)) for benchmark in BENCHMARKS.values()}},
         border="horizontal",

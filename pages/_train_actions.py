@@ -58,7 +58,11 @@ def _resumes(now: Training, config: GameLoraConfig | None) -> None:
     where = f"Resume from step {now.resumes_from:,}" if now.resumes_from else "Start again"
     if smaller:
         name, value = next(iter(smaller.items()))
-        words = f"Retry with {value} rows at once" if name == "micro_batch_size" else "Retry with gradient checkpointing"
+        words = (
+            f"Retry with {value} row{'s' if value > 1 else ''} at once"
+            if name == "micro_batch_size"
+            else "Retry with gradient checkpointing"
+        )
         _button(
             words,
             training_jobs.resume,

@@ -46,7 +46,7 @@ def plan(name: str, config: GameLoraConfig | None, processes: int, problems: dic
             )
     for sentence in problems.values():
         st.caption(f":red[{plain(sentence)}]")
-    if start and attempt(training_jobs.start, name, config, processes):
+    if start and not problems and attempt(training_jobs.start, name, config, processes):
         st.session_state.update(next_run=name, train_started=name)
         st.rerun()
     show_refusal()

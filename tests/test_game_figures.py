@@ -37,7 +37,14 @@ def test_prices_are_drawn_and_unbounded_ones_stand_at_the_edge():
     drawn = [trace for trace in figure.data if trace.mode != "markers" and trace.x[0] is not None]
     assert {trace.line.color for trace in drawn} == {A_COLOR, B_COLOR} and len(drawn) == 6
     legend = [trace.name for trace in figure.data if trace.showlegend is not False]
-    expected = ["a &lt;b&gt; model", "B", "price of anarchy", "worst case over benefits", "bound by Γ", "unbounded"]
+    expected = [
+        "a &lt;b&gt; model",
+        "B",
+        "price of anarchy",
+        "worst case over benefits",
+        "bound by Γ",
+        "unbounded (hollow: the bound by Γ alone)",
+    ]
     assert legend == expected, "a colour a checkpoint, a line a price"
 
 

@@ -223,6 +223,9 @@ def test_a_queued_run_leaves_the_queue_and_starts_again(model, tidy, tmp_path):
         training_jobs.start("waits", settings(model))
         with pytest.raises(ValueError, match="stop it before"):
             training_jobs.delete("waits")
+        assert training_jobs.start("waits", settings(model)).id == training_jobs.look("waits").job.id
+        with pytest.raises(ValueError, match="other settings"):
+            training_jobs.start("waits", settings(model, seed=7))
         training_jobs.stop_and_keep("waits")
         assert training_jobs.look("waits").state == "stopped" and training_jobs.look("waits").run is None
         training_jobs.resume("waits")
