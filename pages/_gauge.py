@@ -21,6 +21,8 @@ def gauge_line(sides: list[Side]) -> None:
     for side in sides:
         if side.gauge is not None:
             st.caption(_known(side), help=_HELP)
+        elif side.result.coupling == "invariant":
+            continue  # it does not move, as the page says already: 9 passes would only show rounding
         elif "source" not in side.measurement.provenance["text"]:
             st.caption(f"{side.label} is merged from several texts; the gauge check wants one.", help=_HELP)
         elif side.result.gradient != "token":

@@ -113,7 +113,10 @@ def job_progress(job_id: str, label: str, title: str) -> None:
     job = jobs.get(job_id)
     st.markdown(f"**{plain(title)}**")
     progress = job.progress
-    stage = "waiting for its turn" if job.state == "queued" else "stopping" if job.stopping else progress.stage or "starting"
+    stage = "stopping" if job.stopping else progress.stage or "starting"
+    if job.state == "queued":
+        ahead = [one.title for one in jobs.jobs() if one.state == "running"]
+        stage = f"waiting for its turn behind {plain(ahead[0])}" if ahead else "waiting for its turn"
     st.progress(progress.fraction or 0.0, text=f"{sentence(stage)}{counted(progress)}")
     left = f"about {seconds(job.remaining)} left in this stage" if job.remaining is not None else "time left not known yet"
     with st.container(horizontal=True, vertical_alignment="center"):

@@ -34,7 +34,8 @@ def actions(chosen: list[KnownRun], every_tag: list[str], view: View) -> None:
         _tags(one, every_tag)
         _delete(one)
     if one.row.note:
-        st.caption(f"{plain(one.now.name)}: {plain(one.row.note)}")
+        again = " Open in Train shows its log and resumes it." if one.now.state in ("failed", "stopped") and one.now.run else ""
+        st.caption(f"{plain(one.now.name)}: {plain(one.row.note)}{again}")
 
 
 def _analyse(one: KnownRun, view: View) -> None:

@@ -56,6 +56,9 @@ def _stops(now: Training) -> None:
 def _resumes(now: Training, config: GameLoraConfig | None) -> None:
     smaller = less_memory(config, now.processes) if now.out_of_memory and config else {}
     where = f"Resume from step {now.resumes_from:,}" if now.resumes_from else "Start again"
+    guessed = "signal 9" in (now.reason or "")  # then it was not the program that said what was missing
+    if guessed or not smaller:
+        _button(where, training_jobs.resume, now.name, primary=True)
     if smaller:
         name, value = next(iter(smaller.items()))
         words = (
@@ -68,10 +71,11 @@ def _resumes(now: Training, config: GameLoraConfig | None) -> None:
             training_jobs.resume,
             now.name,
             smaller,
-            primary=True,
-            help=f"{where}, {name} {value}; the update stays the same.",
+            primary=not guessed,
+            help=f"{where}, {name} {value}: less memory, and the update stays the same.",
         )
-    _button(where, training_jobs.resume, now.name, primary=not smaller)
+        if not guessed:
+            _button(where, training_jobs.resume, now.name)
 
 
 def _look_at(now: Training, config: GameLoraConfig, view: View) -> None:

@@ -81,14 +81,16 @@ def _progress(now: Training, config: GameLoraConfig | str | None, metrics: RunMe
     """Step, elapsed and remaining; for a run that is not live why it ended, and the last lines of a failed one."""
     steps = now.status.get("steps") or 0
     done = f"step {now.step:,} of {steps:,}" if steps else "not begun"
+    if now.live and now.status.get("state") != "running" and now.resumes_from:  # a resume that still loads
+        done = f"goes on from step {now.resumes_from:,} of {steps:,}"
     if now.state == "queued":
         place = next((number for number, job in enumerate(jobs.queue(), start=1) if job.id == now.job.id), 1)
         st.progress(0.0, text=f"Waiting for its turn, place {place} in the queue")
     elif now.live:
         progress = now.job.progress if now.job else None
         stage = "saving, then ending" if now.state == "stopping" else progress.stage if progress else "training"
-        beside = counted(progress) if progress and progress.stage == stage != "training" else ""
-        st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{sentence(stage or 'starting')}{beside}; {done}")
+        beside = f"{counted(progress)};" if progress and progress.total and progress.stage == stage != "training" else ","
+        st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{sentence(stage or 'starting')}{beside} {done}")
         st.caption(f"{_times(now, config, metrics)} You can leave this page or close the browser; it goes on.")
     elif now.state == "failed":
         st.error(f"Failed at {done}: {plain(now.reason)}")
