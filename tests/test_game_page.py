@@ -72,7 +72,7 @@ def test_unbounded_is_a_value_with_its_reason(results):
 
 def test_it_says_whose_statements_these_are(results):
     said = words(app("game"))
-    assert "The paper's: G, and that the price of anarchy falls" in said and "This project's model:" in said
+    assert "From the paper: G, and that heads lose less to anarchy" in said and "This project's own model:" in said
 
 
 @pytest.mark.parametrize("tab", TABS)

@@ -79,7 +79,9 @@ def started(monkeypatch):
 
     def start(target, title, module_args, env=None, device=""):
         asked.append((target, module_args))
-        known_jobs(monkeypatch, job("queued", target, module_args))
+        made = job("queued", target, module_args)
+        known_jobs(monkeypatch, made)
+        return made
 
     monkeypatch.setattr(jobs, "start", start)
     return asked

@@ -201,7 +201,7 @@ def test_a_merged_model_is_made_by_a_job_and_says_where_it_lies(three, workspace
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(b"x" * 2048)
     test = app("runs", of_run="beta")
-    assert fine(test) and "Merged model, 2 KiB, lies in" in words(test) and str(folder) in [code.value for code in test.code]
+    assert fine(test) and "Merged model, 2.00 KiB, lies in" in words(test) and str(folder) in [code.value for code in test.code]
     test.button(key="remove_merged").click().run()
     assert fine(test) and not folder.exists()
 

@@ -277,6 +277,17 @@ def test_a_killed_run_shows_its_last_lines_and_what_to_do_next(small, started): 
     assert started == [("run:mine", ["gamelora", "resume", "mine", "--set", "micro_batch_size=8"])]
 
 
+def test_a_visit_finds_the_failed_run_and_resume_comes_before_a_guess(small, started):  # noqa: F811
+    made_run(state="running", done=5)
+    made_job("failed", error="killed by signal 9 (often the system running out of memory)")
+    test = train()
+    assert "Failed at step 5 of 20" in words(test)
+    order = [button.label for button in test.button if button.label.startswith(("Start again", "Retry with"))]
+    assert order == ["Start again", "Retry with 8 rows at once"]
+    test.button(key="run_start_again").click().run()
+    assert started == [("run:mine", ["gamelora", "resume", "mine"])]
+
+
 def test_a_resume_names_the_step_of_the_newest_checkpoint(small, started, monkeypatch):  # noqa: F811
     run = made_run(state="stopped", done=15)
     monkeypatch.setattr(Run, "newest_checkpoint", lambda self: (run.checkpoints_folder / "checkpoint-12", {}))
