@@ -13,6 +13,8 @@ _RECENT = 20  # steps that a judgement looks at
 _PACE_OF = 100  # steps that tell how fast the run is
 _INTERRUPTED = 50  # times as long as a step
 _LITTLE_WEIGHT = 0.05
+_FELL = 0.1  # of Gamma: a fall that is worth a word
+_FOLLOWED = 0.25  # of that fall, under the other coupling: less is no fall with it
 _FLOOR = 1e-3  # of the barrier's gap: below it no pair of heads couples enough to matter
 _LOSSES = {"loss/ce": "cross-entropy", "loss/ldb": "barrier", "loss/bt": "Barlow Twins loss"}
 
@@ -25,7 +27,8 @@ def health(metrics: RunMetrics, status: dict[str, Any]) -> list[str]:
     metrics : of the run so far.
     status : as the run wrote it; its own notes come last.
     """
-    found = [*_not_finite(metrics), *_unsolved(status), *_little_weight(metrics), *_at_its_floor(metrics), *_overfitting(metrics)]
+    found = [*_not_finite(metrics), *_unsolved(status), *_little_weight(metrics), *_at_its_floor(metrics)]
+    found += [*_paper_coupling_only(metrics, status), *_overfitting(metrics)]
     return [*found, *(note for note in status.get("notes", []) if note not in found)]
 
 
@@ -105,6 +108,28 @@ def _at_its_floor(metrics: RunMetrics) -> list[str]:
         f"The barrier is at its floor (gap {gap.iloc[-1]:.2g}): G shows no coupling that it could lower. With the paper's "
         "coupling that is usual where heads share no key/value group; the invariant coupling sees more."
     ]
+
+
+def _paper_coupling_only(metrics: RunMetrics, status: dict[str, Any]) -> list[str]:
+    """The paper's coupling takes <W_i, W_j>_F, the trace of W_i^T W_j; the invariant one all of that matrix."""
+    layers = status.get("design_layers", [])
+    paper, invariant = (_change_of_gamma(metrics, coupling, layers) for coupling in ("paper", "invariant"))
+    if paper is None or invariant is None or paper > -_FELL or invariant <= _FOLLOWED * paper:
+        return []
+    return [
+        f"Held-out Gamma of the design layer changed by {paper:+.0%} under the paper's coupling and by {invariant:+.0%} under "
+        "the invariant one: the traces of W_i^T W_j were trained away and not the overlap of what the heads write. "
+        "With coupling invariant the losses act on all of it."
+    ]
+
+
+def _change_of_gamma(metrics: RunMetrics, coupling: str, layers: list[int]) -> float | None:
+    """From the first evaluation to the last one, as a part of the first; None before there are two."""
+    names = [f"eval_gamma_{coupling}/L{layer}" for layer in layers]
+    if not names or not set(names) <= set(metrics.evaluations.columns):
+        return None
+    gamma = metrics.evaluations[names].mean(axis=1, skipna=False).dropna()
+    return float(gamma.iloc[-1] / gamma.iloc[0] - 1) if len(gamma) > 1 and gamma.iloc[0] > 0 else None
 
 
 def _overfitting(metrics: RunMetrics) -> list[str]:

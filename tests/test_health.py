@@ -54,6 +54,18 @@ def test_a_loss_that_recovered_long_ago_is_no_longer_said():
     assert health(metrics(**{"loss/ce": [float("nan")] + [2.0] * 25}), STATUS) == []
 
 
+@pytest.mark.parametrize(
+    ("paper", "invariant", "said"),
+    [((0.8, 0.1), (1.0, 1.1), True), ((0.8, 0.1), (1.0, 0.7), False), ((0.8, 0.78), (1.0, 1.1), False)],
+)
+def test_a_fall_that_the_invariant_coupling_does_not_see_is_said(paper, invariant, said):
+    run = metrics(held_out=(3.0, 2.8))
+    run.evaluations["eval_gamma_paper/L3"], run.evaluations["eval_gamma_invariant/L3"] = paper, invariant
+    notes = health(run, STATUS | {"design_layers": [3]})
+    assert len(notes) == said and all("-88% under the paper's coupling and by +10% under the invariant" in note for note in notes)
+    assert health(run, STATUS) == [], "without knowing the design layer nothing is said"
+
+
 def test_bargains_without_a_solution_are_counted_and_the_trainers_words_follow():
     status = {"notes": ["A word."], "bargains": {"solved": 2, "failed": 1, "opposed": 2}}
     first, last = health(metrics(), status)
