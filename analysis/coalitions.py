@@ -277,6 +277,6 @@ def find_coalitions(
     entries = []
     for layer in map(int, result.layers if layers is None else layers):
         found = cluster_heads(result.G[result.row_of(layer)], k, affinity, layer, groups)
-        entries.append(replace(found, kv=kv_agreement(result, layer, found.labels)))
+        entries.append(replace(found, kv=kv_agreement(result, layer, found.labels, within_kv)))
     shape = result.n_heads, result.n_kv_heads
     return Coalitions(tuple(entries), result.coupling, affinity, k, within_kv, *shape, result.provenance)

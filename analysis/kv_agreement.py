@@ -50,8 +50,11 @@ class KvAgreement:
         return vars(self) | {"exact": self.exact}
 
 
-def kv_agreement(result: InteractionResult, layer: int, labels: np.ndarray) -> KvAgreement:
-    """Compare a layer's coalitions, int [heads], with its kv groups under the result's coupling."""
+def kv_agreement(result: InteractionResult, layer: int, labels: np.ndarray, within_kv: bool = False) -> KvAgreement:
+    """Compare a layer's coalitions, int [heads], with its kv groups under the result's coupling.
+
+    `within_kv` says that the groups were clustered each by itself, so that agreement is no finding.
+    """
     row = result.row_of(layer)
     groups = np.array(kv_groups(result.n_heads, result.n_kv_heads))
     first, second = np.triu_indices(result.n_heads, k=1)
@@ -63,7 +66,10 @@ def kv_agreement(result: InteractionResult, layer: int, labels: np.ndarray) -> K
     comparable = 1 < result.n_kv_heads < result.n_heads
     ari = float(adjusted_rand(labels, groups)) if comparable else math.nan
     inside, between = _mean(strength[same]), _mean(strength[~same])
-    return KvAgreement(groups, ari, inside, between, noise, _sentence(result, labels, ari, between, noise))
+    sentence = _sentence(result, labels, ari, between, noise)
+    if within_kv and comparable:
+        sentence = "Every kv group was clustered by itself: that the coalitions follow the groups is no finding."
+    return KvAgreement(groups, ari, inside, between, noise, sentence)
 
 
 def _mean(values: np.ndarray) -> float:

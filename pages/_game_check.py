@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from analysis import game_paper
-from analysis.ablation import FEWEST_RANDOM_SETS, MATCHES, MODES, AblationResult, parse_heads
+from analysis.ablation import FEWEST_RANDOM_SETS, MATCHES, MODES, AblationResult, Effect, parse_heads
 from analysis.coalitions import find_coalitions
 from analysis.figure_data import head_names
 from analysis.game_figures import ablation_against_random
@@ -169,6 +169,13 @@ def _measured(heads: str, screen: Screen) -> Check | None:
     )
 
 
+def _beside_random(effect: Effect) -> str:
+    """p with its side, and the least that so many sets can give."""
+    p, side = min((effect.p_larger, "at least"), (effect.p_smaller, "at most"))
+    least = 1 / (1 + len(effect.random))
+    return f"p = {p:.2g} for a random set that changes it by {side} as much (one-sided; {least:.2g} is the least here)"
+
+
 def _result(found: AblationResult, called: str, player: Player, work: GameJob) -> None:
     for measure, effect in found.effects.items():
         chart = ablation_against_random(effect, "ablated", f"change of {_unit(measure)}", player.side.color)
@@ -180,7 +187,7 @@ def _result(found: AblationResult, called: str, player: Player, work: GameJob) -
             plain(
                 f"{found.mode.capitalize()}-ablating {called} changes {measure} by {effect.effect:+.3g} (95 % {low:+.3g} "
                 f"to {high:+.3g}){nats}, from {effect.baseline:.4g}; {len(effect.random)} random sets of {len(found.heads)} by "
-                f"{effect.random_effects.mean():+.3g} on average. p = {min(effect.p_larger, effect.p_smaller):.2g}, one-sided; "
+                f"{effect.random_effects.mean():+.3g} on average. {_beside_random(effect)}; "
                 f"n = {len(effect.weights):,} {'rows' if measure == 'cross-entropy' else 'items'}.{left_out}"
             )
         )

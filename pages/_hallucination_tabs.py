@@ -115,7 +115,7 @@ def per_item(screen: Screen) -> None:
     kinds = [one for name, one in point.evaluations.items() if one.benchmark.kind == "hallucination" and one.gamma is not None]
     if len(kinds) > 1:
         together = pooled_of(tuple(screen.stamps[point.name][one.benchmark.name] for one in kinds))
-        words = together if isinstance(together, str) else together.in_words("Gamma, mean over layers,")
+        words = together if isinstance(together, str) else together.in_words("mean Gamma of all layers")
         st.markdown(f"**All {len(kinds)} hallucination benchmarks together.** {plain(words)}")
     st.caption(
         YES + "Logistic regression of the error on Gamma of the item's own gradient; length, cross-entropy and the benchmark's "
@@ -155,6 +155,8 @@ def _layers_in_words(found: ItemAnalysis) -> str:
     estimated = np.isfinite(found.p_holm)
     sure = [layer for layer, p in zip(found.layers, found.p_holm, strict=True) if p < SIGNIFICANT]
     missing = f"; {(~estimated).sum()} layers have no estimate" if not estimated.all() else ""
+    if not estimated.any():
+        return "No layer has an estimate."
     if not sure:
         return f"No layer by itself is certain after Holm's correction over {estimated.sum()} layers{missing}."
     strongest = min(zip(found.p_holm, found.layers, found.by_layer, strict=True), key=lambda one: np.nan_to_num(one[0], nan=2.0))
@@ -169,7 +171,8 @@ def _layers_in_words(found: ItemAnalysis) -> str:
 def _beside(found: ItemAnalysis) -> str:
     pooled = found.pooled
     null = found.null_pooled[np.isfinite(found.null_pooled)]
-    parts = [f"AUC of Gamma alone {pooled.auc:.2f} (0.5: says nothing; below: higher Gamma, fewer errors)"]
+    of = f"n = {pooled.n}, {pooled.errors} wrong"
+    parts = [f"AUC of Gamma alone {pooled.auc:.2f} ({of}; 0.5: says nothing; below: higher Gamma, fewer errors)"]
     if len(null) and not pooled.reason:
         parts.append(
             f"{len(null)} shuffles of the heads give odds ratios from {null.min():.3g} to {null.max():.3g}; "

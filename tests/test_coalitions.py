@@ -292,6 +292,7 @@ def test_clustering_within_kv_groups_never_crosses_them():
     assert find_coalitions(result).layers[0].k == 2
     within = find_coalitions(result, within_kv=True)
     assert within.layers[0].labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4 and within.layers[0].structure
+    assert "no finding" in within.layers[0].kv.sentence
     plain = find_coalitions(planted_result(np.arange(16) // 8, n_kv_heads=2), within_kv=True).layers[0]
     assert plain.labels.tolist() == [0] * 8 + [1] * 8 and not plain.structure
 
