@@ -57,8 +57,6 @@ class Estimate:
     Attributes
     ----------
     trainable, parameters : numbers that are trained, and numbers of the base model.
-    tokens : that the run reads.
-    evaluations : how often the held-out text is read.
     adapter_bytes : of the finished adapter.
     disk_bytes : of the whole run folder when it is largest.
     memory_bytes : of weights, adapter, its gradient and AdamW's state; activations come on top.
@@ -66,8 +64,6 @@ class Estimate:
 
     trainable: int
     parameters: int
-    tokens: int
-    evaluations: int
     adapter_bytes: int
     disk_bytes: int
     memory_bytes: int
@@ -107,8 +103,6 @@ def estimate(config: GameLoraConfig, model: Outline) -> Estimate:
     return Estimate(
         trainable=trainable,
         parameters=model.parameters,
-        tokens=config.tokens,
-        evaluations=evaluations(config),
         adapter_bytes=adapter,
         disk_bytes=kept * checkpoint + adapter + log,
         memory_bytes=model.parameters * DTYPES[config.dtype].itemsize + trainable * _FLOAT * (2 + _MOMENTS),

@@ -21,7 +21,7 @@ _CAUSES = {
     ),
     "disk full": re.compile(r"No space left on device|Errno 28\b|os error 28\b|Disk quota exceeded"),
 }
-_KILLED = "killed by signal 9 (often the system running out of memory)"
+KILLED_BY_SIGNAL = "killed by signal 9 (often the system running out of memory)"
 _LOST = "it was ended from outside before its outcome was written (kill -9, a restart of the machine)"
 
 
@@ -54,7 +54,7 @@ def why_failed(exit_code: int | None, rows: list[str]) -> str:
     if exit_code is None:
         rows = [last]  # what stands further up may have been overcome
     elif exit_code == -signal.SIGKILL or any(_KILLED_BELOW.search(row) for row in rows):
-        return _KILLED
+        return KILLED_BY_SIGNAL
     said = [found["said"] for row in rows if (found := _SAID.match(row)) and not _LAUNCHER.search(row)]
     for cause, pattern in _CAUSES.items():
         for row in reversed(said):

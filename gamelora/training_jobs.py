@@ -16,6 +16,7 @@ from gamelora import jobs
 from gamelora.checkpoints import step_of
 from gamelora.command_line import processes_of, resume_arguments, train_arguments
 from gamelora.config import GameLoraConfig
+from gamelora.job_log import KILLED_BY_SIGNAL
 from gamelora.jobs import Job
 from gamelora.runs import KILLED, Run, free_name, run_names
 
@@ -64,8 +65,13 @@ class Training:
         return step_of(checkpoint) if checkpoint else 0
 
     @property
+    def killed(self) -> bool:
+        """Whether a kill -9 ended it: by a person, or by the system that ran out of memory."""
+        return self.state == "failed" and KILLED_BY_SIGNAL in (self.reason or "")
+
+    @property
     def out_of_memory(self) -> bool:
-        """Whether it ended for want of memory, as far as can be told."""
+        """Whether it ended for want of memory, as far as can be told; a guess where it was `killed`."""
         return self.state == "failed" and "out of memory" in (self.reason or "").lower()
 
 

@@ -115,7 +115,7 @@ def job_progress(job_id: str, label: str, title: str) -> None:
     progress = job.progress
     stage = "stopping" if job.stopping else progress.stage or "starting"
     if job.state == "queued":
-        ahead = [one.title for one in jobs.jobs() if one.state == "running"]
+        ahead = [one.title for one in jobs.jobs() if one.state == "running" and jobs.lane(one.device) == jobs.lane(job.device)]
         stage = f"waiting for its turn behind {plain(ahead[0])}" if ahead else "waiting for its turn"
     st.progress(progress.fraction or 0.0, text=f"{sentence(stage)}{counted(progress)}")
     left = f"about {seconds(job.remaining)} left in this stage" if job.remaining is not None else "time left not known yet"

@@ -56,8 +56,7 @@ def _stops(now: Training) -> None:
 def _resumes(now: Training, config: GameLoraConfig | None) -> None:
     smaller = less_memory(config, now.processes) if now.out_of_memory and config else {}
     where = f"Resume from step {now.resumes_from:,}" if now.resumes_from else "Start again"
-    guessed = "signal 9" in (now.reason or "")  # then it was not the program that said what was missing
-    if guessed or not smaller:
+    if now.killed or not smaller:
         _button(where, training_jobs.resume, now.name, primary=True)
     if smaller:
         name, value = next(iter(smaller.items()))
@@ -71,10 +70,10 @@ def _resumes(now: Training, config: GameLoraConfig | None) -> None:
             training_jobs.resume,
             now.name,
             smaller,
-            primary=not guessed,
+            primary=not now.killed,
             help=f"{where}, {name} {value}: less memory, and the update stays the same.",
         )
-        if not guessed:
+        if not now.killed:
             _button(where, training_jobs.resume, now.name)
 
 

@@ -28,8 +28,10 @@ def sentence(text: object) -> str:
 
 def size(count: float) -> str:
     """Bytes for people: 0.53 GiB, 7.03 MiB."""
-    unit, word = next(((unit, word) for least, unit, word in _UNITS if count >= least), (1, "bytes"))
-    return f"{count / unit:.2f} {word}"
+    for least, unit, word in _UNITS:
+        if count >= least:
+            return f"{count / unit:.2f} {word}"
+    return f"{count:.0f} bytes"
 
 
 def linked(key: str, options: Sequence[Any], default: Any) -> None:
