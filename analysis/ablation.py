@@ -58,7 +58,9 @@ def parse_heads(text: str, n_heads: Mapping[int, int]) -> tuple[Head, ...]:
             raise ValueError(f"{name.strip()!r} is no head: a head is written like L3H7, several are parted by commas.")
         layer, head = int(match.group(1)), int(match.group(2))
         if head >= n_heads.get(layer, 0):
-            known = f"attention layers {', '.join(map(str, n_heads))}, with heads 0 to {max(n_heads.values()) - 1}"
+            whole = list(n_heads) == list(range(len(n_heads)))  # a hybrid model has attention in some layers only
+            layers = f"0 to {len(n_heads) - 1}" if whole else ", ".join(map(str, n_heads))
+            known = f"attention layers {layers}, with heads 0 to {max(n_heads.values()) - 1}"
             raise ValueError(f"there is no head {head_name(layer, head)}: this model has {known}.")
         heads.add((layer, head))
     return tuple(sorted(heads))

@@ -18,7 +18,7 @@ from pages._game_controls import pick_head, thresholds
 from pages._game_data import Player, Settings
 from pages._gauge import cost
 from pages._jobs import game_panel
-from pages._widgets import plain
+from pages._widgets import many, plain
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _not_ablated(player: Player) -> None:
         return
     heads = f"{missing} redundant heads" if missing > 1 else "one redundant head"
     words = f"{side.label}: whether {heads} are free riders is known only when they were ablated one by one."
-    game_panel(player.work, f"riders_{side.label}", words, "Ablate them", cost(player.work, side, f"{missing} ablations"))
+    game_panel(player.work, f"riders_{side.label}", words, "Ablate them", cost(player.work, side, many(missing, "ablation")))
 
 
 _COLUMNS = {

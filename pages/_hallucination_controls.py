@@ -22,7 +22,7 @@ from gamelora.workspace_checkpoints import workspace_checkpoints
 from pages._attempt import refusal
 from pages._cache import Measurement
 from pages._frame import View
-from pages._widgets import plain
+from pages._widgets import many, plain
 
 SUITE_TITLES = {
     "builtin": "Built-in suite",
@@ -94,7 +94,8 @@ def _draw(names: dict[str, str], by_id: dict[str, CheckpointSource]) -> DeltaGen
         with st.popover("Add a run", disabled=not run_names(), width=130):
             for run in run_names():
                 steps = [one.id for one in by_id.values() if one.run == run]
-                st.button(f"{run}: {len(steps)} checkpoints", key=f"add_{run}", on_click=_add, args=(steps,), disabled=not steps)
+                words = f"{run}: {many(len(steps), 'checkpoint')}"
+                st.button(words, key=f"add_{run}", on_click=_add, args=(steps,), disabled=not steps)
     row = st.container(horizontal=True, vertical_alignment="bottom", gap="small")
     with row:
         st.multiselect(

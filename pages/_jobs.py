@@ -10,7 +10,7 @@ from gamelora.game_jobs import GameJob
 from gamelora.jobs import Job
 from gamelora.measurement_jobs import MeasurementRequest, start_again
 from pages._cache import Measurement
-from pages._widgets import plain, sentence
+from pages._widgets import many, plain, sentence
 
 _TICK_SECONDS = 1.0
 _SHOWN_JOBS = 5
@@ -129,9 +129,8 @@ def counted(progress: Progress) -> str:
     """What of a stage is done, to go behind its name: ", 4 of 8 batches"; nothing when its length is not known."""
     if not progress.total:
         return ""
-    many = "" if not progress.unit or progress.total == 1 else "es" if progress.unit.endswith("ch") else "s"
-    unit = "bases" if progress.unit == "basis" else f"{progress.unit}{many}"
-    return f", {progress.done:,.0f} of {progress.total:,.0f} {unit}".rstrip()
+    total = many(progress.total, progress.unit) if progress.unit else f"{progress.total:,.0f}"
+    return f", {progress.done:,.0f} of {total}"
 
 
 def _cost(request: MeasurementRequest) -> str:

@@ -21,7 +21,7 @@ from pages._jobs import counted, seconds
 from pages._runs_data import config_of
 from pages._train_actions import actions
 from pages._train_data import metrics_of
-from pages._widgets import plain, sentence
+from pages._widgets import many, plain, sentence
 
 _TICK_SECONDS = 2.0
 _LOG_LINES = 15
@@ -160,8 +160,8 @@ def _details(now: Training, config: GameLoraConfig | str | None, metrics: RunMet
                 st.caption("Its settings cannot be read." if config else "It has not begun.")
     if data.open:
         with data:
-            rows = f"{len(metrics.steps):,} steps and {len(metrics.evaluations):,} evaluations, all digits"
-            damage = f" {metrics.damaged} damaged lines were skipped." if metrics.damaged else ""
+            rows = f"{many(len(metrics.steps), 'step')} and {many(len(metrics.evaluations), 'evaluation')}, all digits"
+            damage = f" Skipped: {many(metrics.damaged, 'damaged line')}." if metrics.damaged else ""
             st.caption(f"{rows}; the charts draw at most {POINTS} points a curve.{damage}")
             st.download_button(
                 "Metrics (CSV)", metrics.to_csv, f"{now.name}.csv", "text/csv", key="metrics_csv", on_click="ignore"

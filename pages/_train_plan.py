@@ -19,7 +19,7 @@ from gamelora.dry_step import DryStep
 from gamelora.estimate import Estimate, Outline, estimate, evaluations, field_of, outline, problems_with
 from pages._attempt import attempt, show_refusal
 from pages._jobs import job_progress, seconds
-from pages._widgets import plain, size
+from pages._widgets import many, plain, size
 
 _TICK_SECONDS = 1.0
 
@@ -66,7 +66,7 @@ def _takes(config: GameLoraConfig, processes: int) -> None:
     model, one = _outline_of(config), dry_step.share_of(config, processes)
     measured, job = dry_step.read(one), dry_step.latest(one)
     st.markdown("**What it takes**")
-    text = {"Text": f"{config.tokens:,} tokens in {config.steps:,} steps, {evaluations(config)} evaluations"}
+    text = {"Text": f"{config.tokens:,} tokens in {many(config.steps, 'step')}, {many(evaluations(config), 'evaluation')}"}
     rows = text | (_rows(config, estimate(config, model), processes) if model else {})
     if model is None:
         name = plain(model_name(config.model))

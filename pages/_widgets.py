@@ -26,6 +26,12 @@ def sentence(text: object) -> str:
     return str(text)[:1].upper() + str(text)[1:]
 
 
+def many(count: float, noun: str) -> str:
+    """A number with its noun: 1 checkpoint, 2,048 checkpoints, 3 batches."""
+    several = "bases" if noun == "basis" else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count:,.0f} {noun if count == 1 else several}"
+
+
 def size(count: float) -> str:
     """Bytes for people: 0.53 GiB, 7.03 MiB."""
     for least, unit, word in _UNITS:

@@ -12,7 +12,7 @@ from pages._game_words import WHOSE, WHOSE_HELP, game_numbers, notices
 from pages._gauge import cost
 from pages._jobs import game_panel
 from pages._sides import Side, ready_sides
-from pages._widgets import header, plain
+from pages._widgets import header, many, plain
 
 TABS = {
     "Charges and VIF": _game_tabs.charges,
@@ -62,7 +62,7 @@ def _missing_benefits(found: list[Player], benefits: str) -> None:
             st.info(f"{side.label} is merged from several texts, so its heads' benefits cannot be measured. Benefits are equal.")
             continue
         words = f"{side.label}: what each head is worth is not measured yet; until then benefits are equal."
-        what = f"One pass over the text and {int(player.result.not_ablated.sum())} ablations"
+        what = f"One pass over the text and {many(int(player.result.not_ablated.sum()), 'ablation')}"
         game_panel(player.work, f"benefits_{side.label}", words, "Measure benefits", cost(player.work, side, what))
 
 

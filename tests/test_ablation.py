@@ -124,7 +124,7 @@ def test_heads_are_read_by_name():
     [
         ("L0H1,3.7", "'3.7' is no head: a head is written like L3H7"),
         ("", "'' is no head"),
-        ("L0H4", r"no head L0H4: this model has attention layers 0, 1, with heads 0 to 3"),
+        ("L0H4", r"no head L0H4: this model has attention layers 0 to 1, with heads 0 to 3"),
         ("L2H0", "no head L2H0"),
     ],
 )

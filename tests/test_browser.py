@@ -28,6 +28,15 @@ DEFAULT = "SmolLM2-135M-Instruct-builtin-2048"
 PATHS = {"overview": "/", "interaction": "/head-interaction"}
 PATIENCE = 180_000  # ms; the machine may be busy with other tests
 
+# Whether a mark is where it was at the last look.
+AT_REST = """([marks, number]) => {
+    const box = document.querySelectorAll(marks)[number]?.getBoundingClientRect()
+    const place = box && [box.x, box.y].join()
+    const same = place !== undefined && place === window.placeBefore
+    window.placeBefore = place
+    return same
+}"""
+
 pytestmark = pytest.mark.browser
 
 
@@ -121,6 +130,17 @@ class Visit:
         self.page.locator(f".st-key-{chart} .js-plotly-plot .main-svg").first.wait_for()
         self.page.locator('[data-testid="stApp"][data-test-script-state="notRunning"]').wait_for()
 
+    def pick(self, chart, mark, number):
+        """Click that mark of a chart, once the page no longer moves it: charts above it may still be growing.
+
+        The marks lie below Plotly's own layer that catches the pointer, so Playwright's wait for a place in rest cannot be used.
+        """
+        marks = f".st-key-{chart} .{mark} .point"
+        self.settle(chart)
+        self.page.locator(marks).nth(number).wait_for()
+        self.page.wait_for_function(AT_REST, arg=[marks, number], polling=300)
+        self.page.locator(marks).nth(number).click(force=True)
+
     def check(self):
         page = self.page
         assert not self.errors
@@ -182,14 +202,14 @@ def layer_in_link(seen, layer):
 
 def test_a_click_or_an_arrow_key_picks_the_layer(address, visit):
     seen = visit().open(f"{address}/head-interaction?layer=3&tab=All+layers", "tiles")
-    seen.page.locator(".st-key-gamma .scatterlayer .point").nth(12).click(force=True)
+    seen.pick("gamma", "scatterlayer", 12)
     layer_in_link(seen, 12)
     seen.settle("heatmaps")
     seen.page.get_by_role("slider").press("ArrowRight")
     layer_in_link(seen, 13)
     seen.settle("tiles")
     seen.page.locator(".st-key-tiles").scroll_into_view_if_needed()
-    seen.page.locator(".st-key-tiles .scatterlayer .point").nth(20).click(force=True)
+    seen.pick("tiles", "scatterlayer", 20)
     layer_in_link(seen, 20)
     seen.page.locator(".st-key-heatmaps").get_by_text("L20H0").first.wait_for()
     seen.check()

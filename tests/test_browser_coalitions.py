@@ -79,7 +79,7 @@ def test_one_click_shows_the_invariant_coupling_and_its_link_opens_it_again(addr
 def test_a_click_on_the_comparison_picks_the_layer_and_pages_share_it(address, visit):  # noqa: F811
     seen = visit().open(f"{address}/{PATH}?b=adapted&layer=16&k=3&tab=A+against+B", "compared")
     seen.page.locator(".st-key-compared").scroll_into_view_if_needed()
-    seen.page.locator(".st-key-compared .scatterlayer .point").nth(12).click(force=True)
+    seen.pick("compared", "scatterlayer", 12)
     seen.page.get_by_text("G of layer 12,").wait_for()
     seen.page.get_by_role("link", name="Interaction").click()
     seen.page.get_by_text("Layer 12, G, paper coupling.").wait_for()

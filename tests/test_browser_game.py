@@ -69,15 +69,15 @@ def in_link(seen, name, value):
 
 def test_a_click_picks_the_layer_and_marks_the_head_in_both_pictures(address, visit):  # noqa: F811
     seen = visit().open(f"{address}/{PATH}?layer=16", "game_heatmap")
-    seen.page.locator(".st-key-prices .scatterlayer .point").nth(12).click(force=True)
+    seen.pick("prices", "scatterlayer", 12)
     in_link(seen, "layer", 12)
     seen.settle("game_heatmap")
     seen.page.locator(".st-key-charges").get_by_text("L12H0").first.wait_for()
-    seen.page.locator(".st-key-charges .barlayer .point").nth(9 + 4).click(force=True)
+    seen.pick("charges", "barlayer", 9 + 4)
     in_link(seen, "head", 4)
     seen.settle("game_heatmap")
     seen.page.locator(".st-key-game_heatmap").scroll_into_view_if_needed()
-    seen.page.locator(".st-key-game_heatmap .scatterlayer .point").nth(7 * 9 + 1).click(force=True)
+    seen.pick("game_heatmap", "scatterlayer", 7 * 9 + 1)
     in_link(seen, "head", 7)
     seen.settle("charges")
     opacity = "points => points.map(point => Number(getComputedStyle(point.querySelector('path')).opacity))"

@@ -117,7 +117,7 @@ def test_a_run_from_the_form_to_its_adapter_beside_its_base(visit, tmp_path):  #
             write(seen, label, value)
         write(seen, "Rows a step", "0")
         page.get_by_text("batch_size is 0: give at least 1.").first.wait_for()
-        assert page.get_by_role("button", name="Start", exact=True).is_disabled()
+        playwright.expect(page.get_by_role("button", name="Start", exact=True)).to_be_disabled()
         write(seen, "Rows a step", "1")
         page.get_by_text("--set steps=20").or_(page.get_by_text("steps: 20")).first.wait_for()
         quiet(seen)

@@ -366,7 +366,7 @@ def test_arrays_that_are_no_token_ids(tmp_path):
 
 
 def test_no_tokenizer():
-    with pytest.raises(ValueError, match=r"--tokenizer .*FILE.npy"):
+    with pytest.raises(ValueError, match=r"give token ids \(a \.npy file\).*--tokenizer"):
         token_rows("builtin", None, 64, 16)
 
 

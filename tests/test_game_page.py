@@ -191,7 +191,7 @@ def test_coalitions_are_those_of_the_layer(results, started):  # noqa: F811
 @pytest.mark.parametrize(
     ("link", "sentence"),
     [
-        ({"check_heads": "L9H0"}, "There is no head L9H0: this model has attention layers 0, 1, 2, 3, 4, with heads 0 to 8"),
+        ({"check_heads": "L9H0"}, "There is no head L9H0: this model has attention layers 0 to 4, with heads 0 to 8"),
         ({"check_heads": "head three"}, "'head three' is no head: a head is written like L3H7"),
         ({"check": "coalition", "check_coalition": "77"}, "The link asks for check_coalition 77; there is 0 to 2"),
         ({"check": "free-riders", "vif": "20.0"}, "There are no free riders to ablate: no head has a VIF above 20"),

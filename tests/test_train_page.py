@@ -328,7 +328,7 @@ def test_damaged_runs_say_what_is_wrong_and_the_rest_works(small):
     assert "cannot be read" in words(train(run="broken"))
     assert "is newer than this program" in words(train(run="newer"))
     assert "stepz" in words(train(run="odd"))
-    assert "1 damaged lines were skipped" in words(opened(well(train(run="half")), "Data"))
+    assert "Skipped: 1 damaged line." in words(opened(well(train(run="half")), "Data"))
     for name in ("broken", "newer", "odd", "half"):
         assert not train(run=name).exception
     assert "-dash" not in well(train()).selectbox(key="run").options

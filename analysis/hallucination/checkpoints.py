@@ -84,7 +84,11 @@ class AcrossCheckpoints:
 
 
 def across_checkpoints(
-    gamma: Mapping[str, float], rates: Mapping[str, Mapping[str, float]], draws: int = DRAWS, seed: int = SEED
+    gamma: Mapping[str, float],
+    rates: Mapping[str, Mapping[str, float]],
+    draws: int = DRAWS,
+    seed: int = SEED,
+    titles: Mapping[str, str] | None = None,
 ) -> AcrossCheckpoints:
     """Fit rate against Gamma over checkpoints.
 
@@ -92,6 +96,7 @@ def across_checkpoints(
     ----------
     gamma : checkpoint -> Gamma (a layer's, or the mean).
     rates : benchmark -> checkpoint -> hallucination rate; a benchmark may lack some checkpoints.
+    titles : benchmark -> what people call it, for the errors.
 
     Raises
     ------
@@ -101,7 +106,7 @@ def across_checkpoints(
     names = [name for name in gamma if any(name in values for values in rates.values())]
     x = np.array([gamma[name] for name in names], dtype=np.float64)
     y = {name: np.array([values.get(point, np.nan) for point in names], dtype=np.float64) for name, values in rates.items()}
-    _refuse(names, x, y)
+    _refuse(names, x, {(titles or {}).get(name, name): rate for name, rate in y.items()})
     generator = np.random.default_rng(seed)
     slope = float(_slope(x, y))
     slopes, centre_draws = _bootstrap(x, y, draws, generator)

@@ -194,7 +194,7 @@ def analyse_checkpoints(
         When there are too few checkpoints, or no benchmark is common to them.
     """
     points = checkpoint_points(checkpoints, layer, normalized)
-    return across_checkpoints(points.gamma, points.rates)
+    return across_checkpoints(points.gamma, points.rates, titles=points.titles)
 
 
 def changes(checkpoint: Checkpoint, baseline: Checkpoint) -> dict[str, RelativeChange]:
