@@ -47,8 +47,8 @@ def load_weights(name: str, folder: Path, **options) -> PreTrainedModel:
     return model
 
 
-def empty_model(name: str, folder: Path) -> PreTrainedModel:
-    """The model of a folder's config.json without its numbers (torch's meta device): shapes and names, at no cost of memory.
+def empty_model(name: str, file: Path) -> PreTrainedModel:
+    """The model of a config.json or a GGUF's header without its numbers (torch's meta device): shapes and names, no memory.
 
     Raises
     ------
@@ -56,7 +56,8 @@ def empty_model(name: str, folder: Path) -> PreTrainedModel:
         When transformers cannot make it.
     """
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        options = {"gguf_file": file.name} if file.suffix.lower() == ".gguf" else {}
+        config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False, **options)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except _UNREADABLE as error:

@@ -76,8 +76,8 @@ def resolve(source: str, revision: str | None = None) -> ModelFolder:
     return ModelFolder(full_source(source), _kind(source), folder, None, sha256, folder_parameters(folder))
 
 
-def config_folder(source: str, revision: str | None = None) -> Path | None:
-    """The folder with the config.json of a source that is ready on this disk; None when it must be downloaded or converted first.
+def config_file(source: str, revision: str | None = None) -> Path | None:
+    """The file that says how a source's model is built: a config.json or a .gguf; None when it must be downloaded first.
 
     Raises
     ------
@@ -87,15 +87,15 @@ def config_folder(source: str, revision: str | None = None) -> Path | None:
     source = source.strip()
     if _kind(source) == "hub":
         found = try_to_load_from_cache(source, "config.json", revision=revision)
-        return Path(found).parent if isinstance(found, str) else None
+        return Path(found) if isinstance(found, str) else None
     path = default_gguf() if source == "default" else _path(source)
     if _kind(source) == "folder":
-        return _checked(path)
+        return _checked(path) / "config.json"
     if not path.is_file():
         raise ValueError(f"there is no file {path}. {_WHAT_A_SOURCE_IS}")
     stat = path.stat()
-    folder = conversion_of(_gguf_sha256(str(path), stat.st_mtime_ns, stat.st_size))
-    return folder if folder.is_dir() else None
+    converted = conversion_of(_gguf_sha256(str(path), stat.st_mtime_ns, stat.st_size)) / "config.json"
+    return converted if converted.is_file() else path  # the copy is read in no time, the header of a GGUF takes seconds
 
 
 @functools.lru_cache(maxsize=16)

@@ -160,7 +160,7 @@ class _Clock(TrainerCallback):
 
 def _dry(config: GameLoraConfig, folder: Path) -> GameLoraConfig:
     """The config with random token ids for a text, every loss at work from the first step, and nothing to watch or keep."""
-    model = empty_model(config.model, resolve(config.model, config.revision).folder)
+    model = empty_model(config.model, resolve(config.model, config.revision).folder / "config.json")
     rows = _STEPS * config.batch_size + 1
     ids = np.random.default_rng(0).integers(0, model.config.get_text_config().vocab_size, rows * config.seq_len)
     np.save(folder / "ids.npy", ids)

@@ -69,15 +69,15 @@ class Estimate:
     memory_bytes: int
 
 
-def outline(folder: Path, config: GameLoraConfig) -> Outline:
-    """The model of a folder under the config's adapter; only its config.json is read.
+def outline(file: Path, config: GameLoraConfig) -> Outline:
+    """The model of a config.json or .gguf file (`analysis.sources.config_file`) under the config's adapter; no weight is read.
 
     Raises
     ------
     ValueError
         When transformers does not know it, or when `target_modules` or `design_layers` do not fit it.
     """
-    model = empty_model(config.model, folder)
+    model = empty_model(config.model, file)
     text = model.config.get_text_config()
     loaded = LoadedModel(model, None, attention_layers(model), {"model": {"n_layers": text.num_hidden_layers}, "adapter": None})
     parameters = model.num_parameters()

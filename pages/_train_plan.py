@@ -9,7 +9,7 @@ import psutil
 import streamlit as st
 
 from analysis.models import model_name
-from analysis.sources import config_folder
+from analysis.sources import config_file
 from analysis.workspace import workspace_root
 from gamelora import dry_step, training_jobs
 from gamelora.build import check_trackers
@@ -70,7 +70,7 @@ def _takes(config: GameLoraConfig, processes: int) -> None:
     rows = text | (_rows(config, estimate(config, model), processes) if model else {})
     if model is None:
         name = plain(model_name(config.model))
-        st.caption(f"{name} has not been used on this machine yet: disk and memory are known once it was loaded.")
+        st.caption(f"{name} is not on this machine yet: disk and memory are known once it was downloaded.")
     st.table({"": rows | _measured_rows(config, measured, processes)}, border="horizontal", hide_header=True)
     if measured is None and job is not None and job.live:
         st.fragment(run_every=_TICK_SECONDS)(job_progress)(job.id, "dry_step", "Measuring a step")
@@ -109,14 +109,13 @@ def _measured_rows(config: GameLoraConfig, measured: DryStep | None, processes: 
 
 def _outline_of(config: GameLoraConfig) -> Outline | None:
     """The model of a config without its numbers; None when it is not on this disk."""
-    folder = config_folder(config.model, config.revision)
-    if folder is None:
+    file = config_file(config.model, config.revision)
+    if file is None:
         return None
-    file = folder / "config.json"
     asked = ("model", "target_modules", "modules_to_save", "use_dora", "design_layers", "method")
-    return _outlined(str(folder), file.stat().st_mtime_ns, {name: getattr(config, name) for name in asked})
+    return _outlined(str(file), file.stat().st_mtime_ns, {name: getattr(config, name) for name in asked})
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
-def _outlined(folder: str, mtime_ns: int, asked: dict) -> Outline:
-    return outline(Path(folder), GameLoraConfig.from_dict(asked))
+@st.cache_data(max_entries=64, show_spinner="Reading how the model is built", show_time=True)
+def _outlined(file: str, mtime_ns: int, asked: dict) -> Outline:
+    return outline(Path(file), GameLoraConfig.from_dict(asked))

@@ -145,7 +145,7 @@ def test_the_estimate_is_shown_and_follows_the_rank(small):
 
 def test_a_model_that_is_not_here_can_be_started_and_says_that_its_size_is_not_known(small):
     test = form_for("nobody/nothing-of-that-name")
-    assert "has not been used on this machine yet" in words(test) and not test.button(key="train_start").disabled
+    assert "is not on this machine yet" in words(test) and not test.button(key="train_start").disabled
 
 
 def test_start_makes_one_job_of_exactly_the_command_shown_and_shows_the_run(small, started):  # noqa: F811
