@@ -47,6 +47,9 @@ def _draw(name: str, drawn_as: str, view: View) -> None:
     _progress(now, config, metrics)
     actions(now, config if isinstance(config, GameLoraConfig) else None, view)
     show_refusal()
+    if now.state == "failed" and now.job:
+        st.caption("The last lines of its log")
+        st.code(jobs.log_tail(now.job.id, _LOG_LINES) or "The log is empty.", language=None, wrap_lines=True)
     for note in health(metrics, now.status):
         st.warning(plain(note))
     panels = panels_of(metrics)
@@ -78,7 +81,7 @@ def _title(now: Training, config: GameLoraConfig | str | None) -> None:
 
 
 def _progress(now: Training, config: GameLoraConfig | str | None, metrics: RunMetrics) -> None:
-    """Step, elapsed and remaining; for a run that is not live why it ended, and the last lines of a failed one."""
+    """Step, elapsed and remaining; for a run that is not live why it ended."""
     steps = now.status.get("steps") or 0
     done = f"step {now.step:,} of {steps:,}" if steps else "not begun"
     if now.live and now.status.get("state") != "running" and now.resumes_from:  # a resume that still loads
@@ -94,9 +97,6 @@ def _progress(now: Training, config: GameLoraConfig | str | None, metrics: RunMe
         st.caption(f"{_times(now, config, metrics)} You can leave this page or close the browser; it goes on.")
     elif now.state == "failed":
         st.error(f"Failed at {done}: {plain(now.reason)}")
-        if now.job:
-            st.caption("The last lines of its log")
-            st.code(jobs.log_tail(now.job.id, _LOG_LINES) or "The log is empty.", language=None, wrap_lines=True)
     elif now.state == "unreadable":
         st.error(plain(now.reason))
     else:
