@@ -28,6 +28,10 @@ DEFAULT = "SmolLM2-135M-Instruct-builtin-2048"
 PATHS = {"overview": "/", "interaction": "/head-interaction"}
 PATIENCE = 180_000  # ms; the machine may be busy with other tests
 
+# Whether nothing sticks out sideways.
+FITS = """[document.documentElement, document.querySelector('[data-testid="stMain"]')]
+    .every(part => part.scrollWidth <= part.clientWidth)"""
+
 # Whether a mark is where it was at the last look.
 AT_REST = """([marks, number]) => {
     const box = document.querySelectorAll(marks)[number]?.getBoundingClientRect()
@@ -141,14 +145,22 @@ class Visit:
         self.page.wait_for_function(AT_REST, arg=[marks, number], polling=300)
         self.page.locator(marks).nth(number).click(force=True)
 
+    def look(self, name):
+        """Pictures of the page in a large and in a small window; it stays in the small one."""
+        SHOTS.mkdir(exist_ok=True)
+        theme = self.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'")
+        for width, height in ((1920, 1080), (1280, 720)):
+            self.page.set_viewport_size({"width": width, "height": height})
+            self.page.wait_for_function(f"innerWidth === {width} && ({FITS})")  # charts follow the window a moment later
+            self.page.screenshot(path=SHOTS / f"{name}_{theme}_{width}x{height}.png")
+            self.check()
+
     def check(self):
         page = self.page
         assert not self.errors
         assert page.locator('[data-testid="stException"]').count() == 0
         assert page.get_by_text("Page not found").count() == 0
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        main = page.locator('[data-testid="stMain"]')
-        assert main.evaluate("element => element.scrollWidth <= element.clientWidth")
+        assert page.evaluate(FITS)
 
 
 @pytest.fixture
@@ -164,17 +176,15 @@ def visit(chromium):
         one.page.close()
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("page", PATHS)
-def test_pages_look_right_in_both_themes(address, visit, page, theme, width, height):
-    seen = visit(theme=theme, width=width, height=height)
+def test_pages_look_right_in_both_themes(address, visit, page, theme):
+    seen = visit(theme=theme)
     seen.open(f"{address}{PATHS[page]}?b=adapted", "every_layer_B" if page == "overview" else "heatmaps")
-    seen.page.screenshot(path=SHOTS / f"{page}_{theme}_{width}x{height}.png")
+    seen.look(page)
     background = seen.page.locator('[data-testid="stApp"]').evaluate("element => getComputedStyle(element).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(23, 23, 28)"}[theme]
     assert seen.page.get_by_text("damaged.npz").is_visible()
-    seen.check()
 
 
 def test_a_32x32_result_sends_at_most_3_MB_with_every_tab_open(address, visit):

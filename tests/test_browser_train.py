@@ -57,19 +57,17 @@ def address(tmp_path_factory):
         yield found
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("run", ["", "finished", "broken"])
-def test_the_page_looks_right_in_both_themes(address, visit, run, theme, width, height):  # noqa: F811
-    seen = visit(theme=theme, width=width, height=height)
+def test_the_page_looks_right_in_both_themes(address, visit, run, theme):  # noqa: F811
+    seen = visit(theme=theme)
     seen.page.goto(f"{address}/{PATH}?run={run}" if run else f"{address}/{PATH}")
     if not run:
         seen.page.get_by_text("Failed at step 80 of 150").wait_for()  # a visit finds the run that wants a look
         seen.page.get_by_role("button", name="New run").click()
     seen.page.locator(".st-key-run_chart svg" if run else ".st-key-train_plan table").first.wait_for()
     quiet(seen)
-    seen.page.screenshot(path=SHOTS / f"train_{run or 'new'}_{theme}_{width}x{height}.png")
-    seen.check()
+    seen.look(f"train_{run or 'new'}")
 
 
 def test_new_points_go_into_the_chart_that_stands_there(visit, tmp_path, monkeypatch):  # noqa: F811
