@@ -56,9 +56,9 @@ def prices_by_layer(series: Sequence[Series], selected: int | None = None) -> go
                 y=[each.value if each.bounded else None for each in prices],
                 name=label if len(series) == 1 else escaped(part.name),
                 showlegend=len(series) == 1 or dash == "solid",
-                mode="lines+markers" if dash == "solid" else "lines",
+                mode="lines+markers",  # only markers can be clicked, so the dashed lines have them too, unseen
                 line={"color": part.color, "width": 2 if dash == "solid" else 1.5, "dash": dash},
-                marker={"size": 7},
+                marker={"size": 7, "opacity": 1.0 if dash == "solid" else 0.0},
                 hovertemplate=f"layer %{{x}}: {label} %{{y:.4g}}<extra>{escaped(part.name)}</extra>",
             )
             figure.add_scatter(

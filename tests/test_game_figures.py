@@ -36,6 +36,7 @@ def test_prices_are_drawn_and_unbounded_ones_stand_at_the_edge():
     assert all(2 in trace.x and "<b>" not in trace.text[0] for trace in edges)
     drawn = [trace for trace in figure.data if trace.mode != "markers" and trace.x[0] is not None]
     assert {trace.line.color for trace in drawn} == {A_COLOR, B_COLOR} and len(drawn) == 6
+    assert all("markers" in trace.mode for trace in drawn), "a click finds marks only, and a line may lie above another's marks"
     legend = [trace.name for trace in figure.data if trace.showlegend is not False]
     expected = [
         "a &lt;b&gt; model",
