@@ -61,9 +61,9 @@ class GameLoraConfig:
     text: str = _setting(
         "builtin", "Training text: builtin, pile, hub:ID, a .txt, .jsonl, .jsonl.gz or .parquet file, or .npy token ids.", "data"
     )
-    eval_text: str | None = _setting(None, "Held-out text; empty holds out the first rows of the training text.", "data")
+    eval_text: str | None = _setting(None, "Held-out text; empty takes the text's first rows, not trained on then.", "data")
     eval_tokens: int = _setting(8192, "Tokens of the held-out text that each evaluation reads.", "data", minimum=2)
-    seq_len: int = _setting(1024, "Tokens a row.", "data", minimum=2)
+    seq_len: int = _setting(1024, "Tokens per row.", "data", minimum=2)
     shuffle_buffer: int = _setting(
         10_000,
         "Documents that a streamed text is shuffled within; a text on this disk is shuffled whole.",

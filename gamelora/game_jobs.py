@@ -134,20 +134,20 @@ def known_ablations(provenance: dict[str, Any]) -> list[Path]:
 
 
 def expected_seconds(job: GameJob, provenance: dict[str, Any]) -> float | None:
-    """About how long a job will take here, from the last time, else from how long the checkpoint's measurement took.
+    """About how long a job will take here, from the last time, else from how long the model's measurements took at the best.
 
-    None when there was neither.
+    None when there was neither. At the best: others may have slowed down a measurement, nothing makes it faster.
     """
     done = [one for one in jobs.jobs() if one.state == "done"]
     again = next((one for one in done if one.target == job.target and one.argv[2:] == job.arguments), None)
     if again is not None:
         return again.elapsed
-    model = f"--model={provenance['model']['source']}"
+    model, measured = f"--model={provenance['model']['source']}", []
     for one in done:
         tokens = [int(part.removeprefix("--tokens=")) for part in one.argv if part.startswith("--tokens=")]
         if one.target.startswith("interaction:") and model in one.argv and tokens:
-            return one.elapsed * max(1.0, provenance["text"]["tokens"] / tokens[0]) * max(1.0, job.passes / _BACKWARD)
-    return None
+            measured.append(one.elapsed * max(1.0, provenance["text"]["tokens"] / tokens[0]))
+    return min(measured) * max(1.0, job.passes / _BACKWARD) if measured else None
 
 
 def _model(provenance: dict[str, Any]) -> list[str]:

@@ -47,6 +47,11 @@ def seconds_left(metrics: RunMetrics, steps: int, now: float) -> float | None:
     return max(0.0, float(pauses.mean()) * (steps - int(times.index[-1])) - max(0.0, now - float(times.iloc[-1])))
 
 
+def step_seconds(metrics: RunMetrics, tokens: int) -> pd.Series:
+    """Seconds that each step took, by step; `tokens` are those of a step. Evaluations and interruptions do not count."""
+    return tokens / metrics.series("tokens_per_second").dropna()
+
+
 def _recent(metrics: RunMetrics, name: str) -> pd.Series:
     return metrics.series(name).tail(_RECENT)
 
@@ -117,9 +122,9 @@ def _paper_coupling_only(metrics: RunMetrics, status: dict[str, Any]) -> list[st
     if paper is None or invariant is None or paper > -_FELL or invariant <= _FOLLOWED * paper:
         return []
     return [
-        f"Held-out Gamma of the design layer changed by {paper:+.0%} under the paper's coupling and by {invariant:+.0%} under "
-        "the invariant one: the traces of W_i^T W_j were trained away and not the overlap of what the heads write. "
-        "With coupling invariant the losses act on all of it."
+        f"Held-out Γ of the design layer changed by {paper:+.0%} under the paper's coupling and by {invariant:+.0%} under "
+        "the invariant one: the traces of WᵢᵀWⱼ were trained away and not the overlap of what the heads write. "
+        "To act on all of it, train with the setting “coupling: invariant”."
     ]
 
 

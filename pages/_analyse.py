@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import streamlit as st
@@ -11,10 +12,10 @@ from pages._cache import request_of
 from pages._frame import View
 
 
-def analyse(tuned: CheckpointSource, view: View) -> None:
+def analyse(tuned: CheckpointSource, design_layers: Sequence[int], view: View) -> None:
     """Open the Interaction page with A = the base and B = the checkpoint, and measure what is not measured yet.
 
-    On the text and tokens of the sidebar.
+    On the text and tokens of the sidebar, at the first of the layers that the run regularized.
 
     Raises
     ------
@@ -28,4 +29,6 @@ def analyse(tuned: CheckpointSource, view: View) -> None:
         if known is None or known.provenance is None or not source.made(known.provenance):
             request.start()
         st.session_state[f"next_{key}"] = source.title if source.run else request.name
+    if design_layers:
+        st.session_state["layer"] = design_layers[0]
     st.switch_page("pages/interaction.py")

@@ -7,7 +7,7 @@ import streamlit as st
 
 from analysis.spectral import AFFINITIES
 from pages._coalitions_data import Settings
-from pages._sides import Side
+from pages._sides import Side, telling_layer
 from pages._widgets import linked_or_said, plain
 
 SCOPES = {"all": "all heads", "kv": "within kv groups"}
@@ -21,7 +21,7 @@ def controls(sides: list[Side]) -> tuple[Side, int, Settings]:
     linked_or_said("of", labels, labels[0])
     side = sides[labels.index(st.session_state["of"])]
     result, layers = side.result, sorted({int(layer) for one in sides for layer in one.result.layers})
-    linked_or_said("layer", layers, int(result.layers[result.gamma.argmax()]))
+    linked_or_said("layer", layers, telling_layer(sides))
     linked_or_said("k", ["auto", *range(1, result.n_heads + 1)], "auto")
     linked_or_said("affinity", AFFINITIES, "positive")
     shared = 1 < result.n_kv_heads < result.n_heads

@@ -48,8 +48,10 @@ def frame() -> View:
         found, notices = measurements(state.get("folder", st.query_params.get("folder", "")))
         name = _default_name(found, default)
         found.setdefault(name, Measurement(name))
-        found |= {key: one for key, one in run_measurements(found, default.text, default.tokens).items() if key not in found}
-        a, b = _checkpoint_pickers(found, name)
+        of_runs = run_measurements(found, default.text, default.tokens)
+        found |= {key: one for key, one in of_runs.items() if key not in found}
+        twice = {one.request.name for one in of_runs.values() if one.path}  # the same file under its own name
+        a, b = _checkpoint_pickers(found, name, twice)
         _follow(found[a])
         request = _text_pickers()
         coupling = _coupling_picker()
@@ -69,21 +71,24 @@ def _default_name(found: dict[str, Measurement], default: MeasurementRequest) ->
     return default.name if default.name in found or not own else own[0]
 
 
-def _checkpoint_pickers(found: dict[str, Measurement], default: str) -> tuple[str, str | None]:
+def _checkpoint_pickers(found: dict[str, Measurement], default: str, twice: set[str]) -> tuple[str, str | None]:
+    """A and B among `found`, less what stands there `twice` unless it is chosen already."""
     for key in "ab":
         wanted = st.query_params.get(key)
         if wanted and key not in st.session_state and wanted not in found:
             st.warning(f"The link asks for {plain(wanted)}, which is not in this workspace. Measure it, or choose another.")
-    names = list(found)
+    chosen = {default, *(st.session_state.get(key, st.query_params.get(key)) for key in "ab")}
+    names = [name for name in found if name not in twice - chosen]
     linked("a", names, default)
     linked("b", names, None)
     a = st.selectbox(":blue[**A**] checkpoint", names, key="a", persist_state="session")
     _identity(found[a], "blue")
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        b = st.selectbox(":orange[**B**] checkpoint", names, index=None, key="b", placeholder="none", persist_state="session")
-        st.button("Swap", on_click=_swap, disabled=b is None, help="Exchange A and B.")
+    b = st.selectbox(":orange[**B**] checkpoint", names, index=None, key="b", placeholder="none", persist_state="session")
     if b:
-        _identity(found[b], "orange")
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            with st.container(width="stretch"):
+                _identity(found[b], "orange")
+            st.button("Swap", on_click=_swap, help="Exchange A and B.")
     return a, b
 
 

@@ -8,7 +8,7 @@ from analysis.figure_data import head_names
 from analysis.game import LOW_EFFECT, VIF_THRESHOLD
 from analysis.game_result import BENEFITS
 from pages._game_data import Settings
-from pages._sides import Side
+from pages._sides import Side, telling_layer
 from pages._widgets import linked_or_said
 
 VIF_THRESHOLDS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, VIF_THRESHOLD, 10.0, 20.0)
@@ -18,10 +18,10 @@ _NO_HEAD = "none"
 
 def controls(sides: list[Side]) -> Settings:
     """The controls above the pictures; those of free riders are in their tab (`thresholds`)."""
-    state, result = st.session_state, sides[0].result
+    state = st.session_state
     layers = sorted({int(layer) for side in sides for layer in side.result.layers})
     heads = [_NO_HEAD, *range(max(side.result.n_heads for side in sides))]
-    linked_or_said("layer", layers, int(result.layers[result.gamma.argmax()]))
+    linked_or_said("layer", layers, telling_layer(sides))
     linked_or_said("benefits", BENEFITS, "equal")
     linked_or_said("head", heads, _NO_HEAD)
     linked_or_said("vif", VIF_THRESHOLDS, VIF_THRESHOLD)

@@ -30,7 +30,7 @@ def _numbers(side: Side) -> list[tuple[str, str, str]]:
         ("Mean Γ(G)", three_digits(gamma.mean()), f"{gamma.min():.3g} to {gamma.max():.3g}"),
         ("Strongest layer", f"L{result.layers[strongest]}", f"Γ {gamma[strongest]:.3g}"),
         ("Strongest pair", *(pairs or [("none", "one head a layer")])[0]),
-        ("Tokens", f"{result.tokens:,}", f"{result.cross_entropy:.3g} nats each"),
+        ("Tokens", f"{result.tokens:,}", f"{result.cross_entropy:.2f} nats each"),
     ]
 
 
@@ -39,7 +39,7 @@ def reading(screen: Screen) -> list[str]:
     result = screen.sides[0].result
     scale = f"Colour runs from {-screen.limit:.3g} to {screen.limit:.3g}, white at 0, the same in every panel."
     what = f"Layer {screen.layer}, {MATRICES[screen.matrix]}, {result.coupling} coupling."
-    said = [f"{what} {scale} The diagonal is always 1 and left out."]
+    said = [_gamma_here(screen), f"{what} {scale} The diagonal is always 1 and left out."]
     if 1 < result.n_kv_heads < result.n_heads:
         said.append(f"Squares outline the {result.n_kv_heads} kv groups: heads that share keys and values.")
     if result.coupling == "paper":
@@ -50,6 +50,19 @@ def reading(screen: Screen) -> list[str]:
     else:
         said.append("The invariant coupling does not depend on the heads' value bases: every cell compares with every other.")
     return said + _about_two(screen.sides) + _inactive(screen)
+
+
+def _gamma_here(screen: Screen) -> str:
+    """Gamma of the chosen layer in A and B, and their difference."""
+    name = "Γ / √(H(H − 1))" if screen.normalized else "Γ(G)"
+    here = {
+        side.label: curve.y[side.result.row_of(screen.layer)]
+        for side, curve in zip(screen.sides, screen.gamma, strict=True)
+        if screen.layer in side.result.layers
+    }
+    values = ", ".join(f"{label} {three_digits(value)}" for label, value in here.items())
+    change = f", B − A {here['B'] - here['A']:+.3g}" if len(here) == 2 else ""
+    return f"{name} of layer {screen.layer}: {values}{change}."
 
 
 def _about_two(sides: list[Side]) -> list[str]:

@@ -27,7 +27,7 @@ def sidebar_jobs() -> None:
         now = jobs.jobs()
         if {job.id: job.state for job in now} != seen:
             st.rerun()
-        for job in now[:_SHOWN_JOBS]:
+        for job in _worth_a_line(now):
             _line(job)
 
     st.markdown("**Jobs**")
@@ -35,6 +35,16 @@ def sidebar_jobs() -> None:
         draw()
     else:
         st.caption("None yet.")
+
+
+def _worth_a_line(listed: list[Job]) -> list[Job]:
+    """What runs, what waits, then what ended last; of each target the newest job alone, and as many as there is room for."""
+    newest: dict[str, Job] = {}
+    for job in listed:
+        newest.setdefault(job.target or job.id, job)
+    order = ["running", "queued"]
+    ranked = sorted(newest.values(), key=lambda job: order.index(job.state) if job.state in order else len(order))
+    return ranked[:_SHOWN_JOBS]
 
 
 def _line(job: Job) -> None:

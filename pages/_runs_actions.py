@@ -51,7 +51,7 @@ def _analyse(one: KnownRun, view: View) -> None:
         if sources
         else "This run has no checkpoint yet.",
     )
-    if clicked and (said := refusal(analyse, sources[0], view)):
+    if clicked and (said := refusal(analyse, sources[0], one.now.status.get("design_layers", []), view)):
         st.toast(plain(said))
 
 

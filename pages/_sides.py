@@ -66,6 +66,14 @@ def ready_sides(view: View) -> list[Side]:
     return sides
 
 
+def telling_layer(sides: list[Side]) -> int:
+    """The layer to look at first: of two checkpoints where Gamma differs most, of one where it is largest."""
+    first = sides[0].result
+    if len(sides) == 2 and list(first.layers) == list(sides[1].result.layers):
+        return int(first.layers[abs(sides[1].result.gamma_normalized - first.gamma_normalized).argmax()])
+    return int(first.layers[first.gamma.argmax()])
+
+
 def gamma_curves(sides: list[Side]) -> tuple[list[Curve], bool]:
     """Gamma by layer of each side with its gauge band where known, and whether all is normalized.
 

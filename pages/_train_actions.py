@@ -15,7 +15,7 @@ from pages._analyse import analyse
 from pages._attempt import attempt
 from pages._frame import View
 from pages._train_form import fill
-from pages._widgets import plain
+from pages._widgets import many, plain
 
 
 def actions(now: Training, config: GameLoraConfig | None, view: View) -> None:
@@ -61,9 +61,9 @@ def _resumes(now: Training, config: GameLoraConfig | None) -> None:
     if smaller:
         name, value = next(iter(smaller.items()))
         words = (
-            f"Retry with {value} row{'s' if value > 1 else ''} at once"
+            f"{where} with {many(value, 'row')} at once"
             if name == "micro_batch_size"
-            else "Retry with gradient checkpointing"
+            else f"{where} with gradient checkpointing"
         )
         _button(
             words,
@@ -71,7 +71,7 @@ def _resumes(now: Training, config: GameLoraConfig | None) -> None:
             now.name,
             smaller,
             primary=not now.killed,
-            help=f"{where}, {name} {value}: less memory, and the update stays the same.",
+            help=f"{name} {value}: less memory, and the update stays the same.",
         )
         if not now.killed:
             _button(where, training_jobs.resume, now.name)
@@ -84,8 +84,8 @@ def _look_at(now: Training, config: GameLoraConfig, view: View) -> None:
         st.markdown(":gray[Its adapter was deleted.]")
         return
     help = "Measures both where that is not done, and opens the Interaction page with A = base and B = this adapter."
-    if st.button("Compare with its base", type="primary", key="run_compare", help=help):
-        analyse(tuned[0], view)
+    if st.button("Analyse base and adapter", type="primary", key="run_compare", help=help):
+        analyse(tuned[0], now.status.get("design_layers", []), view)
 
 
 def _fill_from(now: Training, config: GameLoraConfig) -> None:

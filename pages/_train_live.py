@@ -9,7 +9,7 @@ import streamlit as st
 from analysis.models import model_name
 from gamelora import dry_step, jobs, training_jobs
 from gamelora.config import GameLoraConfig
-from gamelora.health import health, seconds_left
+from gamelora.health import health, seconds_left, step_seconds
 from gamelora.measurement_jobs import text_name
 from gamelora.model_card import TITLES
 from gamelora.run_metrics import RunMetrics
@@ -21,7 +21,7 @@ from pages._jobs import counted, seconds
 from pages._runs_data import config_of
 from pages._train_actions import actions
 from pages._train_data import metrics_of
-from pages._widgets import many, plain, sentence
+from pages._widgets import many, plain, sentence, three_digits
 
 _TICK_SECONDS = 2.0
 _LOG_LINES = 15
@@ -101,6 +101,10 @@ def _progress(now: Training, config: GameLoraConfig | str | None, metrics: RunMe
         st.error(plain(now.reason))
     else:
         st.progress(min(1.0, now.step / steps) if steps else 0.0, text=f"{now.state.capitalize()} at {done}")
+        took = step_seconds(metrics, config.batch_size * config.seq_len) if isinstance(config, GameLoraConfig) else ()
+        if len(took):
+            each = f"{three_digits(took.median())} s a step (median of {len(took)})"
+            st.caption(f"{seconds(took.sum())} in its steps, {each}; evaluations come on top.")
         if now.reason:
             st.caption(plain(now.reason))
 

@@ -70,7 +70,7 @@ def _takes(config: GameLoraConfig, processes: int) -> None:
     rows = text | (_rows(config, estimate(config, model), processes) if model else {})
     if model is None:
         name = plain(model_name(config.model))
-        st.caption(f"{name} is not on this machine yet: disk and memory are known once it was downloaded.")
+        st.caption(f"{name} is not on this machine yet: disk and memory are known once it has been downloaded.")
     st.table({"": rows | _measured_rows(config, measured, processes)}, border="horizontal", hide_header=True)
     if measured is None and job is not None and job.live:
         st.fragment(run_every=_TICK_SECONDS)(job_progress)(job.id, "dry_step", "Measuring a step")

@@ -103,7 +103,7 @@ def numbers_row(told: dict[str, list[tuple[str, str, str]]], helps: Sequence[str
                 continue
             _, other, its_detail = told[others[0]][position]
             below = f":small[:orange[**{others[0]} {other}**] :gray[{its_detail}]]"
-            st.markdown(f":small[:blue[**{first}**] :gray[{detail}]]  \n{below}")
+            st.markdown(f":small[:blue[**{first} {value}**] :gray[{detail}]]  \n{below}")
 
 
 def checkpoint_name(provenance: dict[str, Any]) -> str:

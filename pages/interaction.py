@@ -9,7 +9,7 @@ from pages._frame import View
 from pages._gauge import gauge_line
 from pages._interaction_tabs import MATRICES, Screen
 from pages._interaction_words import four_numbers, reading
-from pages._sides import Side, gamma_curves, ready_sides
+from pages._sides import Side, gamma_curves, ready_sides, telling_layer
 from pages._widgets import header, linked
 
 TABS = {
@@ -44,8 +44,7 @@ def main(view: View) -> None:
 def _controls(sides: list[Side]) -> tuple[int, str]:
     """The layer, by slider, arrow keys or a click on a chart; and which matrix."""
     layers = sorted({int(layer) for side in sides for layer in side.result.layers})
-    first = sides[0].result
-    linked("layer", layers, int(first.layers[first.gamma.argmax()]))
+    linked("layer", layers, telling_layer(sides))
     linked("matrix", list(MATRICES), "G")
     with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
         if len(layers) > 1:  # a slider needs two ends

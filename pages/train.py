@@ -24,24 +24,23 @@ def main(view: View) -> None:
 
 
 def _choose(names: list[str]) -> None:
-    """Which run is on screen, in the link; none shows the form. A visit without a link finds the run that wants a look."""
+    """Which run is on screen, in the link; none shows the form. A visit without a link finds what happened last."""
     state, wanted = st.session_state, st.query_params.get("run")
     if "next_run" in state:
         state["run"] = state.pop("next_run")
         if state["run"] not in names:
             st.warning(f"Run {plain(state['run'])} cannot be opened: its folder holds no config.yaml.")
     elif "run" not in state and wanted is None:
-        state["run"] = _unattended(names)
+        state["run"] = _latest(names)
     elif "run" not in state and wanted not in names:
         st.warning(f"The link asks for run {plain(wanted)}, which is not in this workspace. Choose another, or start a new one.")
     linked("run", names, None)
 
 
-def _unattended(names: list[str]) -> str | None:
-    """The run that is at work, else the newest one when it failed."""
+def _latest(names: list[str]) -> str | None:
+    """The run that is at work, else the last one that was started here: whoever comes back wants to know how it went."""
     known = [training_jobs.look(name) for name in names]
-    waiting = [now.name for now in known if now.live] or [now.name for now in known[:1] if now.job and now.state == "failed"]
-    return next(iter(waiting), None)
+    return next((now.name for now in known if now.live), next((now.name for now in known[:1] if now.job), None))
 
 
 def _picker(names: list[str]) -> None:

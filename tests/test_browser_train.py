@@ -111,12 +111,12 @@ def test_a_run_from_the_form_to_its_adapter_beside_its_base(visit, tmp_path):  #
         page.get_by_role("radio", name="smoke").click()
         playwright.expect(page.get_by_label("Name", exact=True)).to_have_value("smoke")
         write(seen, "Name", "first")
-        for label, value in {"Tokens a row": "48", "Held-out tokens": "96", "Steps": "20"}.items():
+        for label, value in {"Tokens per row": "48", "Held-out tokens": "96", "Steps": "20"}.items():
             write(seen, label, value)
-        write(seen, "Rows a step", "0")
+        write(seen, "Rows per step", "0")
         page.get_by_text("batch_size is 0: give at least 1.").first.wait_for()
         playwright.expect(page.get_by_role("button", name="Start", exact=True)).to_be_disabled()
-        write(seen, "Rows a step", "1")
+        write(seen, "Rows per step", "1")
         page.get_by_text("--set steps=20").or_(page.get_by_text("steps: 20")).first.wait_for()
         quiet(seen)
         assert page.get_by_role("button", name="Start", exact=True).bounding_box()["y"] > 0, "in sight at the form's end"
@@ -134,10 +134,10 @@ def test_a_run_from_the_form_to_its_adapter_beside_its_base(visit, tmp_path):  #
         page.screenshot(path=SHOTS / "train_stopped.png")
         page.get_by_role("button", name="Resume from step").click()
         page.get_by_role("button", name="Stop and keep").wait_for()
-        page.get_by_role("button", name="Compare with its base").wait_for()
+        page.get_by_role("button", name="Analyse base and adapter").wait_for()
         seen.check()
         page.screenshot(path=SHOTS / "train_finished.png")
-        page.get_by_role("button", name="Compare with its base").click()
+        page.get_by_role("button", name="Analyse base and adapter").click()
         page.wait_for_url("**/head-interaction**")
         page.locator(".st-key-heatmaps .js-plotly-plot .main-svg").first.wait_for()
         page.get_by_text("B − A").first.wait_for()
