@@ -27,7 +27,7 @@ def sidebar_jobs() -> None:
         now = jobs.jobs()
         if {job.id: job.state for job in now} != seen:
             st.rerun()
-        for job in _worth_a_line(now):
+        for job in worth_a_line(now):
             _line(job)
 
     st.markdown("**Jobs**")
@@ -37,7 +37,7 @@ def sidebar_jobs() -> None:
         st.caption("None yet.")
 
 
-def _worth_a_line(listed: list[Job]) -> list[Job]:
+def worth_a_line(listed: list[Job]) -> list[Job]:
     """What runs, what waits, then what ended last; of each target the newest job alone, and as many as there is room for."""
     newest: dict[str, Job] = {}
     for job in listed:

@@ -10,8 +10,10 @@ from streamlit.testing.v1 import AppTest
 
 from analysis.figure_data import off_diagonal
 from analysis.progress import Progress
+from analysis.results import InteractionResult
 from gamelora import jobs
 from gamelora.jobs import Job
+from pages._jobs import worth_a_line
 from tests.conftest import ROOT
 from tests.synthetic import synthetic_result
 
@@ -153,6 +155,24 @@ def test_a_link_to_what_is_not_here_says_so_and_shows_the_default(results):
     first = AppTest.from_file(str(ROOT / "app.py"), default_timeout=120)
     first.query_params["a"] = "gone"
     assert "The link asks for gone, which is not in this workspace" in words(first.run())
+
+
+def test_two_checkpoints_open_at_the_layer_where_they_differ_most_and_its_gamma_is_said(results):
+    a, b = (InteractionResult.load(results / f"{name}.npz") for name in (DEFAULT, "adapted"))
+    layer = int(abs(b.gamma - a.gamma).argmax())
+    assert layer != a.gamma.argmax(), "else this shows nothing"
+    test = app("interaction", b="adapted")
+    assert test.session_state["layer"] == layer
+    change = b.gamma[layer] - a.gamma[layer]
+    assert f"Γ(G) of layer {layer}: A {a.gamma[layer]:.3g}, B {b.gamma[layer]:.3g}, B − A {change:+.3g}." in words(test)
+
+
+def test_the_sidebar_lists_what_runs_first_and_of_a_target_the_newest_job_alone(results, monkeypatch):
+    known = [job("queued", f"run:waits{number}") for number in range(6)]
+    known += [job("running", "run:works"), job("done", "run:twice"), job("failed", "run:twice", error="an older attempt")]
+    shown = worth_a_line(known)
+    assert [one.state for one in shown] == ["running", "queued", "queued", "queued", "queued"]
+    assert [one.state for one in worth_a_line(known[6:])] == ["running", "done"]
 
 
 # what only that tab holds

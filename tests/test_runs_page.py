@@ -14,7 +14,7 @@ from gamelora import jobs
 from gamelora.measurement_jobs import MeasurementRequest
 from gamelora.run_tags import read_tags, write_tags
 from tests.conftest import ROOT
-from tests.made_up_runs import made_up_run
+from tests.made_up_runs import LAYER, made_up_run
 from tests.synthetic import synthetic_result
 from tests.test_pages import DEFAULT, app, fine, started, words  # noqa: F401
 from tests.test_run_metrics import append
@@ -222,6 +222,7 @@ def test_analyse_starts_what_is_missing_and_opens_base_and_adapter(three, worksp
     assert [target.startswith("interaction:SmolLM2-135M-Instruct-") for target, _ in started] == [True], "the base is measured"
     assert f"--adapter={workspace / 'runs' / 'beta' / 'adapter'}" in started[0][1]
     assert (test.session_state["a"], test.session_state["b"]) == (DEFAULT, "beta adapter")
+    assert test.session_state["layer"] == LAYER, "the layer that the run regularized"
     written = {key: value if isinstance(value, str) else value[0] for key, value in test.query_params.items()}
     assert (written["a"], written["b"]) == (DEFAULT, "beta adapter")
 
@@ -262,6 +263,8 @@ def test_a_finished_adapter_is_at_once_a_checkpoint_of_the_other_pages(results, 
     test.run()
     assert fine(test) and "has not been measured yet" not in words(test)
     assert test.session_state["b"] == "done adapter"
+    assert name not in test.selectbox(key="b").options, "it stands there as done adapter"
+    assert app(page, b=name).session_state["b"] == name, "a link to the result itself still opens it"
 
 
 def test_an_adapter_that_was_trained_anew_is_not_shown_with_the_old_result(results, started):  # noqa: F811

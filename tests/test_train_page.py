@@ -288,6 +288,15 @@ def test_a_visit_finds_the_failed_run_and_resume_comes_before_a_guess(small, sta
     assert started == [("run:mine", ["gamelora", "resume", "mine"])]
 
 
+def test_who_comes_back_finds_the_run_that_has_finished_and_its_pace(small):
+    made_run(done=20, state="finished")
+    assert train().session_state["run"] is None, "it was not started here: which run was last is not known"
+    made_job("done")
+    test = train()
+    assert test.session_state["run"] == "mine"
+    assert "s a step (median of 20)" in words(test)
+
+
 def test_a_resume_names_the_step_of_the_newest_checkpoint(small, started, monkeypatch):  # noqa: F811
     run = made_run(state="stopped", done=15)
     monkeypatch.setattr(Run, "newest_checkpoint", lambda self: (run.checkpoints_folder / "checkpoint-12", {}))
