@@ -24,19 +24,23 @@ _PAPER = (
 )
 YES = "In HaluEval and the built-in judged QA, “yes” means hallucinated, and an error is a wrong verdict of either kind. "
 
+_LETTER = 7  # pixels of a letter in a table
 _three = partial(st.column_config.NumberColumn, format="%.3f")
-_percent = partial(st.column_config.NumberColumn, format="percent")
+_PERCENT = ("unparsed", "change")  # shares, shown times 100
 _SCORE_COLUMNS = {
-    "title": st.column_config.TextColumn("Score", width=125),
     "checkpoint": st.column_config.TextColumn("Checkpoint", width=150),
     "value": _three("Value", width=54, help="Share right; mass on true choices for MC2; bits per byte for WikiText."),
     "standard_error": _three("SE", width=50, help="Standard error over items."),
     "n": st.column_config.NumberColumn("n", width=42, help="Scored items."),
     "invalid": st.column_config.NumberColumn("Invalid", width=60, help="Not finite or too long: counted, in no score."),
     "noted": st.column_config.TextColumn("Noted", help="Items whose prompt was cut, or whose tokens had to be cut apart."),
-    "unparsed": _percent("Unparsed", width=74, help="Verdicts that are neither yes nor no; they count as wrong."),
+    "unparsed": st.column_config.NumberColumn(
+        "Unparsed", format="%.0f %%", width=74, help="Verdicts that are neither yes nor no; they count as wrong."
+    ),
     "length_only": _three("Length", width=60, help="Length only: what the length of the judged text alone would score."),
-    "change": _percent("Change", width=68, help="(score − baseline) / baseline; positive is a gain."),
+    "change": st.column_config.NumberColumn(
+        "Change", format="%+.1f %%", width=72, help="(score − baseline) / baseline; positive is a gain."
+    ),
     "interval": st.column_config.TextColumn("95 %", width=98, help="Of the change, in per cent: paired bootstrap over items."),
     PAPER_COLUMNS[0]: _three("CE", width=50, help="The paper's Table 1: CE LoRA on Qwen2.5-0.5B."),
     PAPER_COLUMNS[1]: _three("GAME", width=54, help="The paper's Table 1: GAME-LoRA on Qwen2.5-0.5B."),
@@ -67,9 +71,12 @@ def scores(screen: Screen) -> None:
     lines.loc[lines["checkpoint"] == baseline.name, "interval"] = "baseline"
     empty = [name for name in lines if lines[name].replace("", np.nan).isna().all()]
     empty += ["invalid"] * (not lines["invalid"].any()) + ["interval"] * ("change" in empty)
-    shown = [name for name in _SCORE_COLUMNS if name not in empty]
+    shown = ["title", *(name for name in _SCORE_COLUMNS if name not in empty)]
     named = lines[shown].replace({"checkpoint": screen.short})
-    st.dataframe(named, hide_index=True, key="scores", column_config=_SCORE_COLUMNS, alt="Scores of every checkpoint")
+    named[[name for name in _PERCENT if name in shown]] *= 100
+    title = st.column_config.TextColumn("Score", width=20 + _LETTER * int(named["title"].str.len().max()))
+    columns = {"title": title, **_SCORE_COLUMNS}
+    st.dataframe(named, hide_index=True, key="scores", column_config=columns, placeholder="", alt="Scores of every checkpoint")
     for line in lines[lines["n"] == 0].itertuples():
         st.info(
             f"{plain(line.title)}: no item could be scored with {plain(line.checkpoint)}, which gives no finite numbers there."

@@ -184,10 +184,10 @@ def test_the_score_table_is_that_of_the_library(evaluated):
             for field in ("value", "standard_error", "n"):
                 assert line[field] == pytest.approx(score[field])
             if score["unparsed"] is not None:
-                assert (line["unparsed"], line["length_only"]) == pytest.approx((score["unparsed"], score["length_only"]))
+                assert (line["unparsed"], line["length_only"]) == pytest.approx((100 * score["unparsed"], score["length_only"]))
     base = shown.loc[("MemoTrap", "SmolLM2-135M-Instruct")]
     tuned = shown.loc[("MemoTrap", "+ laptop")]
-    assert np.isnan(base["change"]) and tuned["change"] == pytest.approx(tuned["value"] / base["value"] - 1)
+    assert np.isnan(base["change"]) and tuned["change"] == pytest.approx(100 * (tuned["value"] / base["value"] - 1))
     assert (base["paper: CE LoRA"], base["paper: GAME-LoRA"]) == (0.642, 0.650)
     assert "mean change of scores: hallucination" in words(test) and "Its Table 1" in words(test)
     assert "No item was invalid." in words(test) and base["interval"] == "baseline"
