@@ -225,7 +225,7 @@ def coassignment(entry: LayerCoalitions) -> go.Figure:
         "xaxis": {"domain": [0, 0.42], "tickangle": -90, "constrain": "domain", **axis},
         "yaxis": {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain", **axis},
         "xaxis2": {
-            "domain": [0.65, 1],
+            "domain": [0.65, 0.97],  # the last label is wider than the axis
             "range": [0, 1],
             "tickvals": [0, 0.5, 1],
             "tickformat": ".0%",
@@ -234,7 +234,7 @@ def coassignment(entry: LayerCoalitions) -> go.Figure:
         },
         "yaxis2": {"autorange": "reversed", "anchor": "x2", **axis},
         "shapes": _blocks(entry, _CHOSEN),
-        "annotations": [_heading("together", 0.21), _heading("confidence", 0.825)],
+        "annotations": [_heading("together", 0.21), _heading("confidence", 0.81)],
     }
     return calm(go.Figure([together, confidence], shape), height=380, top=34)
 
