@@ -1,9 +1,13 @@
 """Overview: what am I looking at?"""
 
+import os
+from pathlib import Path
+
 import streamlit as st
 
 from analysis import figures
 from analysis.figure_data import symmetric_limit
+from analysis.workspace import workspace_root
 from gamelora.measurement_jobs import MeasurementRequest, latest_jobs
 from pages._cache import machine
 from pages._frame import View
@@ -75,7 +79,7 @@ def _model_card(side: Side) -> None:
         "Parameters": f"{model['parameters'] / 1e6:,.0f} M, {gib:.2f} GiB as {model['dtype']}",
         "Source": plain(model["source"]) + (f" at {model['revision'][:10]}" if model.get("revision") else ""),
         "SHA-256": f"`{model['sha256'][:16]}`",
-        "Adapter": f"{plain(adapter['source'])}, r {adapter.get('r')}" if adapter else "none",
+        "Adapter": f"{plain(_near(adapter['source']))}, r {adapter.get('r')}" if adapter else "none",
         "Text": plain(measured_on(known)),
         "Loss": f"{three_digits(result.cross_entropy)} nats a token, {result.tokens:,} tokens",
         "Measured on": plain(model.get("device", "unknown")),
@@ -85,6 +89,11 @@ def _model_card(side: Side) -> None:
     with st.container(border=True, key=f"card_{side.label}"):
         st.markdown(f":{color}[**{side.label}  {plain(checkpoint_name(known))}**] :{color}-badge[{kind}]")
         st.table({"": rows}, border="horizontal", hide_header=True)
+
+
+def _near(path: str) -> str:
+    """A path inside the workspace without what leads there: a card is narrow."""
+    return os.path.relpath(path, workspace_root().parent) if Path(path).is_relative_to(workspace_root()) else path
 
 
 def _strip(sides: list[Side], height: int) -> None:
