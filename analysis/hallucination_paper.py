@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis.coalition_style import look
 from analysis.figure_data import A_COLOR, NEUTRAL_COLOR
@@ -20,8 +21,11 @@ from analysis.hallucination_figures import SIGNIFICANT, mean_place
 from analysis.paper_figures import COLUMN_WIDTH, literal, one_axes
 
 
-def scatter_figure(points: Points, fit: AcrossCheckpoints | None, normalized: bool = False) -> Figure:
-    """Hallucination rate with its standard error against Gamma; line and 95 % band of each score when there is a fit."""
+def scatter_figure(points: Points, fit: AcrossCheckpoints | None, gamma_title: str = "Γ(G)") -> Figure:
+    """Hallucination rate with its standard error against Gamma; line and 95 % band of each score when there is a fit.
+
+    `gamma_title` says which Gamma: of which layer, raw or normalized.
+    """
     figure, axes = one_axes(COLUMN_WIDTH, 2.6)
     names, gamma = list(points.gamma), np.array(list(points.gamma.values()))
     ends = np.linspace(gamma.min(), gamma.max(), 40)
@@ -32,7 +36,8 @@ def scatter_figure(points: Points, fit: AcrossCheckpoints | None, normalized: bo
         if fit is not None and score in fit.benchmarks:
             axes.fill_between(ends, *fit.band(score, ends), color="0.85", linewidth=0, zorder=0)
             axes.plot(ends, fit.line(score, ends), color="0.4", linewidth=0.8, zorder=1)
-    axes.set(xlabel=r"$\Gamma\,/\,\sqrt{H(H-1)}$" if normalized else r"$\Gamma(G)$", ylabel="hallucination rate")
+    axes.set(xlabel=literal(gamma_title), ylabel="hallucination rate")
+    axes.xaxis.set_major_locator(MaxNLocator(4))  # more of these labels do not fit a column
     figure.legend(loc="outside lower center", ncols=2, fontsize=6, frameon=False)
     return figure
 

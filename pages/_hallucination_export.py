@@ -38,7 +38,7 @@ def _figures(screen: Screen) -> dict[str, Callable[[], Figure]]:
     found: dict[str, Callable[[], Figure]] = {}
     if screen.points is not None:
         fit = None if isinstance(screen.fit, str) else screen.fit
-        found["Gamma against rate"] = partial(scatter_figure, screen.points, fit, screen.normalized)
+        found["Gamma against rate"] = partial(scatter_figure, screen.points, fit, screen.gamma_title)
     point = next((one for one in screen.checkpoints if one.name == st.session_state.get("of_point")), screen.checkpoints[0])
     titles = score_titles(point)
     score = st.session_state.get("score") if st.session_state.get("score") in titles else next(iter(titles), None)

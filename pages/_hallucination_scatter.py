@@ -21,6 +21,9 @@ _HELP = (
 )
 
 
+_SILENT = 0.05  # share of answers without a verdict that is worth a word
+
+
 @dataclass(frozen=True)
 class Screen:
     """What the page shows, for the tabs to detail and to download.
@@ -32,8 +35,7 @@ class Screen:
     checkpoints : those with at least one evaluation, in the order chosen.
     stamps : checkpoint -> benchmark -> stamp of its evaluation.
     points, fit : of the scatter; `points` None and `fit` a sentence when they cannot be had.
-    normalized : whether Gamma is divided by its largest value.
-    gamma_title : what Gamma is on screen.
+    gamma_title : what Gamma is on screen: of which layer, raw or divided by its largest value.
     """
 
     choice: Choice
@@ -42,7 +44,6 @@ class Screen:
     stamps: dict[str, dict[str, Stamp]]
     points: Points | None
     fit: AcrossCheckpoints | str
-    normalized: bool
     gamma_title: str
 
     @property
@@ -73,12 +74,12 @@ def scatter(choice: Choice, coupling: str, checkpoints: list[Checkpoint], stamps
     except ValueError as error:
         said = sentence(error)
         st.info(f"No scatter: {plain(said.replace('with --per-item-gamma', 'in the box above'))}")
-        return Screen(choice, coupling, checkpoints, stamps, None, said, normalized, title)
+        return Screen(choice, coupling, checkpoints, stamps, None, said, title)
     fit = fit_of(key_of(stamps), layer, normalized, checkpoints)
     chart = checkpoint_scatter(points, None if isinstance(fit, str) else fit, choice.colors, title)
     st.plotly_chart(chart, key="scatter", alt="Hallucination rate against Gamma, one point a checkpoint and score")
-    _words(points, fit)
-    return Screen(choice, coupling, checkpoints, stamps, points, fit, normalized, title)
+    _words(points, fit, checkpoints)
+    return Screen(choice, coupling, checkpoints, stamps, points, fit, title)
 
 
 def _layers(evaluation) -> list[int]:
@@ -113,7 +114,7 @@ def _gamma_picker(checkpoints: list[Checkpoint], layers: list[int]) -> tuple[str
     return words.get(which, f"layer {which}"), layer, scale == "normalized"
 
 
-def _words(points: Points, fit: AcrossCheckpoints | str) -> None:
+def _words(points: Points, fit: AcrossCheckpoints | str, checkpoints: list[Checkpoint]) -> None:
     if isinstance(fit, str):
         st.info(f"No line is drawn. {plain(fit)}")
     else:
@@ -122,7 +123,11 @@ def _words(points: Points, fit: AcrossCheckpoints | str) -> None:
     n = ", ".join(f"{plain(points.titles[name])} n = {count}" for name, count in scored.items())
     if len(set(scored.values())) == 1:
         n = f"n = {next(iter(scored.values()))} each"
+    every = [score for point in checkpoints for one in point.evaluations.values() for score in one.scores()]
+    silent = max((score.unparsed or 0.0 for score in every if score.name in points.rates), default=0.0)
+    no_verdict = f" Answers without a verdict count as errors: up to {silent:.0%} of one score's." if silent > _SILENT else ""
     st.caption(
         f"One point a checkpoint and score; bars: standard error over items ({n}). :blue[**A**] blue, :orange[**B**] orange. "
         "Rate: 1 − score. One slope for all scores, each with its own level; grey: 95 % band from resampled checkpoints."
+        + no_verdict
     )

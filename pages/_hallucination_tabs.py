@@ -96,13 +96,13 @@ def _mean_sentences(means: pd.DataFrame) -> list[str]:
     said = []
     for line in means.to_dict("records"):
         parts = [
-            f"{kind} {100 * line[kind]:+.1f} % ({_interval(line[f'{kind}_low'], line[f'{kind}_high'])} %)"
+            f"{kind} benchmarks {100 * line[kind]:+.1f} % ({_interval(line[f'{kind}_low'], line[f'{kind}_high'])} %)"
             for kind in ("hallucination", "knowledge")
             if not np.isnan(line.get(kind, np.nan))
         ]
         without = f"; left out, because the baseline has 0 or no item to compare: {', '.join(line['left_out'])}"
         words = (", ".join(parts) or "none can be said") + (without if line["left_out"] else "")
-        said.append(f"**{plain(line['checkpoint'])}**, mean change of scores: {plain(words)}.")
+        said.append(f"**{plain(line['checkpoint'])}**, mean change of scores, above 0 is better: {plain(words)}.")
     return said
 
 

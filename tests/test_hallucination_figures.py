@@ -99,6 +99,7 @@ def test_trade_offs_draw_everyone_and_the_front():
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_paper_figures_are_the_same_bytes_every_time(points, fit, analysis, kind):
-    for draw in (lambda: paper.scatter_figure(points, fit, True), lambda: paper.odds_figure(analysis)):
+    title = "Γ / √(H(H − 1)), design layer 24, paper coupling"
+    for draw in (lambda: paper.scatter_figure(points, fit, title), lambda: paper.odds_figure(analysis)):
         assert figure_bytes(draw(), kind) == figure_bytes(draw(), kind)
     assert figure_bytes(paper.scatter_figure(points, None), kind)
