@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-# what transformers raises over a config or a tokenizer file that makes no sense, or that asks for a missing package
-_UNREADABLE = (ArithmeticError, AttributeError, ImportError, LookupError, OSError, StrictDataclassError, TypeError, ValueError)
+# what transformers raises over a config, a tokenizer file or a GGUF that makes no sense, or that asks for a missing package
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 
 
 def load_weights(name: str, folder: Path, **options) -> PreTrainedModel:

@@ -15,13 +15,11 @@ from pages._hallucination_controls import Choice
 from pages._hallucination_data import Key, Stamp, fit_of, key_of
 from pages._widgets import linked, plain, sentence
 
+_SILENT = 0.05  # share of answers without a verdict that is worth a word
 _HELP = (
     r"Interaction strength $\Gamma(G) = \|G - I\|_F$ of the items' own gradients, added up over all items of the benchmarks. "
     r"**mean**: over layers. **design layer**: the one that GAME-LoRA regularizes, round(19/24 · layers)."
 )
-
-
-_SILENT = 0.05  # share of answers without a verdict that is worth a word
 
 
 @dataclass(frozen=True)

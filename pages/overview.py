@@ -1,6 +1,5 @@
 """Overview: what am I looking at?"""
 
-import os
 from pathlib import Path
 
 import streamlit as st
@@ -93,7 +92,8 @@ def _model_card(side: Side) -> None:
 
 def _near(path: str) -> str:
     """A path inside the workspace without what leads there: a card is narrow."""
-    return os.path.relpath(path, workspace_root().parent) if Path(path).is_relative_to(workspace_root()) else path
+    place, root = Path(path), workspace_root()
+    return str(place.relative_to(root.parent) if place.is_relative_to(root) else place)
 
 
 def _strip(sides: list[Side], height: int) -> None:

@@ -147,7 +147,6 @@ class Visit:
 
     def look(self, name):
         """Pictures of the page in a large and in a small window; it stays in the small one."""
-        SHOTS.mkdir(exist_ok=True)
         theme = self.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'")
         for width, height in ((1920, 1080), (1280, 720)):
             self.page.set_viewport_size({"width": width, "height": height})

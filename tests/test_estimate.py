@@ -62,6 +62,15 @@ def test_a_gguf_needs_no_conversion(tmp_path, monkeypatch):
     assert outline(config_file(str(file)), config) == before
 
 
+@pytest.mark.parametrize("kept", [0, 3, 40, 900])
+def test_a_cut_off_gguf_is_a_sentence(tmp_path, monkeypatch, kept):
+    monkeypatch.setenv("GAMELORA_WORKSPACE", str(tmp_path / "workspace"))
+    file = write_gguf(tmp_path / "tiny.gguf", text_model(), tokenizer=True)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"tiny\.gguf could not be read"):
+        outline(config_file(str(file)), config_for(file))
+
+
 def test_what_peft_and_the_model_refuse_is_said_at_its_field(tmp_path):
     folder = save_folder(text_model(num_hidden_layers=2), tmp_path / "model")
     for values, field in [

@@ -167,7 +167,7 @@ def test_two_checkpoints_open_at_the_layer_where_they_differ_most_and_its_gamma_
     assert f"Γ(G) of layer {layer}: A {a.gamma[layer]:.3g}, B {b.gamma[layer]:.3g}, B − A {change:+.3g}." in words(test)
 
 
-def test_the_sidebar_lists_what_runs_first_and_of_a_target_the_newest_job_alone(results, monkeypatch):
+def test_the_sidebar_lists_what_runs_first_and_of_a_target_the_newest_job_alone():
     known = [job("queued", f"run:waits{number}") for number in range(6)]
     known += [job("running", "run:works"), job("done", "run:twice"), job("failed", "run:twice", error="an older attempt")]
     shown = worth_a_line(known)
